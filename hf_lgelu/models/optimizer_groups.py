@@ -10,7 +10,7 @@ from hf_lgelu.activation.hardness import is_number
 from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.models.config_keys import forget_checkpoint
 from hf_lgelu.models.copies import require_unflattened
-from hf_lgelu.networks.sites import LEARNED_KINDS, find_sites, lambda_gelu_modules, require_lambda_gelu
+from hf_lgelu.networks.sites import LEARNED_KINDS, find_sites, require_lambda_gelu
 
 DEFAULT_LR_MULTIPLIER = 9.0
 """The paper's c."""
@@ -114,18 +114,6 @@ def separate_hardness_group(
 def hardness_group(optimizer: Any) -> dict[str, Any] | None:
     """The optimizer's parameter group that holds s, or None."""
     return next((group for group in optimizer.param_groups if group.get("group_name") == HARDNESS_GROUP), None)
-
-
-def hold_averaged_hardness(optimizer: Any, model: nn.Module) -> None:
-    """Keep a schedule-free optimizer from moving the frozen s of `model`. Other optimizers are left alone.
-
-    A schedule-free optimizer exchanges two sequences in every parameter whenever it goes from training to evaluation
-    and back. Once its second sequence ("z") equals s, the exchange changes nothing.
-    """
-    for _, module in lambda_gelu_modules(model):
-        state = optimizer.state.get(module.raw_hardness, {})
-        if "z" in state:
-            state["z"].copy_(module.raw_hardness.detach())
 
 
 def check_rate(name: str, value: float) -> None:

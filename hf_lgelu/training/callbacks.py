@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerState
-from transformers.trainer_utils import has_length
 from transformers.utils import logging
 
 from hf_lgelu.models.hardening import (
@@ -23,7 +22,7 @@ from hf_lgelu.models.hardening import (
     smallest_soft_hardness,
     switch_position,
 )
-from hf_lgelu.models.optimizer_groups import hardness_group, hold_averaged_hardness
+from hf_lgelu.models.optimizer_groups import hardness_group
 from hf_lgelu.networks.sites import lambda_gelu_modules
 from hf_lgelu.training.arguments import HardeningConfig
 from hf_lgelu.training.refusals import refuse_to_harden, require_gradient, warn_released, warn_ungrouped
@@ -110,27 +109,16 @@ class HardeningCallback(TrainerCallback):
                 "λ is never learned. Train longer, or harden with hardening_strategy='steps'"
             )
 
-    def on_epoch_begin(
-        self, args: Any, state: TrainerState, control: Any, model: nn.Module, optimizer: Any, **others: Any
-    ) -> None:
+    def on_epoch_begin(self, args: Any, state: TrainerState, control: Any, model: nn.Module, **others: Any) -> None:
         # Epochs are counted here. `state.epoch` is the number of steps over the planned steps of an epoch. It keeps a
         # fraction if an epoch ends early (a loader with fewer batches than its length, `control.should_epoch_stop`).
-        epoch = _epoch_in(state)
-        loader: Any = others.get("train_dataloader")
-        if self._epoch is not None:
-            epoch = max(self._epoch + 1, epoch)
-        elif has_length(loader):  # a run resumed with fewer steps an epoch is in a later epoch
-            steps = -(-len(loader) // args.gradient_accumulation_steps)
-            epoch = max(epoch, state.global_step // max(steps, 1) + 1)
-        self._epoch = epoch
+        self._epoch = max((self._epoch or 0) + 1, _epoch_in(state))
         if self.config.hardening_strategy == "epoch":
-            self._set_hardness(model, optimizer, state)
+            self._set_hardness(model, state)
 
-    def on_step_begin(
-        self, args: Any, state: TrainerState, control: Any, model: nn.Module, optimizer: Any, **others: Any
-    ) -> None:
+    def on_step_begin(self, args: Any, state: TrainerState, control: Any, model: nn.Module, **others: Any) -> None:
         if self.config.hardening_strategy == "steps":
-            self._set_hardness(model, optimizer, state)
+            self._set_hardness(model, state)
 
     def on_pre_optimizer_step(
         self, args: Any, state: TrainerState, control: Any, model: nn.Module, **others: Any
@@ -162,12 +150,11 @@ class HardeningCallback(TrainerCallback):
             position, total = state.global_step + 1, state.max_steps
         return hardening_progress(min(position, total), total, self.config.switch_fraction)
 
-    def _set_hardness(self, model: nn.Module, optimizer: Any, state: TrainerState) -> None:
+    def _set_hardness(self, model: nn.Module, state: TrainerState) -> None:
         config, progress = self.config, self.progress(state)
         if progress is None:
             release_hardness(model)
         else:
-            hold_averaged_hardness(optimizer, model)
             anneal_hardness(model, progress, target_hardness=config.targets, schedule=config.hardening_schedule)
 
 

@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 from hf_lgelu.comparing.comparison import LiveUnits
 from hf_lgelu.models.hardening import HARDENED_FRACTION, is_hardened
-from hf_lgelu.models.optimizer_groups import check_rate, hardness_group, separate_hardness_group
+from hf_lgelu.models.optimizer_groups import check_rate, separate_hardness_group
 from hf_lgelu.models.surgery import TemporaryRelu
 from hf_lgelu.networks.outputs import IGNORED_LABEL, labels_of_predictions
 from hf_lgelu.networks.run import buffers_kept
@@ -165,15 +165,7 @@ class LambdaGELUTrainer(Trainer):
         warn_ungrouped(self.optimizer, self.model)  # an optimizer that was passed, or made by a subclass
         if not self.args.harden:
             warn_not_learning(self.model)
-        scheduler = super().create_scheduler(num_training_steps, optimizer)
-        group = None if self.optimizer is None else hardness_group(self.optimizer)
-        first = {other.get("initial_lr") for other in getattr(self.optimizer, "param_groups", ())}
-        if group is not None and len(first) == 1 and self.args.hardness_lr_multiplier != 1 and None not in first:
-            logger.warning(
-                f"{type(scheduler).__name__} gives every parameter group the same learning rate, so s learns as slowly "
-                "as the weights, not c times as fast. Give a rate for each group, as max_lr=[η, η, c·η] of OneCycleLR"
-            )
-        return scheduler
+        return super().create_scheduler(num_training_steps, optimizer)
 
     def evaluation_loop(
         self,

@@ -9,7 +9,6 @@ from transformers import Trainer
 from hf_lgelu import hardness_parameter_groups, hardness_profile, replace_activations
 from hf_lgelu.models.optimizer_groups import (
     HARDNESS_GROUP,
-    hold_averaged_hardness,
     separate_hardness_group,
 )
 
@@ -81,20 +80,3 @@ def test_separated_group_has_the_multiple_of_its_groups_rate_and_no_decay():
     ]
     assert [group.get("group_name") for group in optimizer.param_groups] == [None, None, HARDNESS_GROUP, HARDNESS_GROUP]
     assert names_in(model, optimizer.param_groups[2]) == ["activations.0.raw_hardness"]
-
-
-# Schedule-free optimizers
-
-
-def test_averaged_sequence_is_set_to_s_and_nothing_else_is_touched():
-    model = tiny_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for parameter in model.parameters():
-        optimizer.state[parameter] = {"z": torch.full_like(parameter, 7.0)}
-    hold_averaged_hardness(optimizer, model)
-    for name, parameter in model.named_parameters():
-        expected = parameter if name.endswith("raw_hardness") else torch.full_like(parameter, 7.0)
-        assert torch.equal(optimizer.state[parameter]["z"], expected)
-    other = torch.optim.SGD(model.parameters(), lr=0.1)
-    hold_averaged_hardness(other, model)
-    assert not other.state

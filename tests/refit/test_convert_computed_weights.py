@@ -8,9 +8,7 @@ from torch.nn import utils
 from hf_lgelu import LambdaGELU, convert_to_relu
 
 NORMS = {
-    "weight norm, hook": utils.weight_norm,
     "weight norm": utils.parametrizations.weight_norm,
-    "spectral norm, hook": utils.spectral_norm,
     "spectral norm": utils.parametrizations.spectral_norm,
 }
 
@@ -89,7 +87,6 @@ def normed(put, kind):
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.filterwarnings("ignore:.*weight_norm` is deprecated")
 def test_the_refit_is_nearer_and_the_result_reloads(name):
     torch.manual_seed(0)
     model, data = MODELS[name]()
@@ -136,22 +133,21 @@ def test_a_norm_that_does_not_fit_a_wider_layer_is_removed_and_said():
     assert any(warning.startswith("0.weight: the norm") for warning in report.warnings)
 
 
-class Named(nn.Module):
-    """Two parameters whose names end as those of a weight norm."""
-
-    def __init__(self):
-        super().__init__()
-        self.scale_g, self.scale_v = nn.Parameter(torch.ones(32)), nn.Parameter(torch.ones(32))
-
-    def forward(self, x):
-        return x * self.scale_g + self.scale_v
-
-
-def test_names_of_a_norm_and_a_gate_with_a_parametrization_are_no_norms_of_maps():
+def test_a_gate_with_a_parametrization_is_no_norm_of_a_map():
     torch.manual_seed(0)
     gate = utils.parametrize.register_parametrization(LambdaGELU(), "raw_hardness", nn.Identity())
-    model = nn.Sequential(nn.Linear(8, 32), Named(), gate, nn.Linear(32, 4)).eval()
+    model = nn.Sequential(nn.Linear(8, 32), gate, nn.Linear(32, 4)).eval()
     converted, report = convert_to_relu(model, rows())
     assert report.held_out.refitted.kl < 0.5 * report.held_out.direct.kl
-    assert isinstance(converted[2], nn.ReLU)
+    assert isinstance(converted[1], nn.ReLU)
     assert report.warnings == ()
+
+
+@pytest.mark.parametrize("norm", ["weight_norm", "spectral_norm"])
+@pytest.mark.filterwarnings("ignore:.*weight_norm` is deprecated")
+def test_a_norm_by_a_hook_is_refused_and_converts_when_it_is_removed(norm):
+    model = nn.Sequential(nn.Linear(8, 32), nn.SiLU(), getattr(utils, norm)(nn.Linear(32, 4))).eval()
+    with pytest.raises(ValueError, match=f"weight of 2.*remove_{norm}"):
+        convert_to_relu(model, rows())
+    getattr(utils, f"remove_{norm}")(model[2])
+    convert_to_relu(model, rows())

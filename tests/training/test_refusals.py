@@ -349,15 +349,6 @@ def test_a_network_that_is_hard_already_is_said_to_become_soft(tmp_path, said, h
     assert ("are hardened (λ up to 159.6)" in said()) == hard
 
 
-@pytest.mark.parametrize(("rates", "lost"), [(1e-3, True), ([1e-3, 1e-3, 9e-3], False)])
-def test_a_scheduler_that_gives_all_groups_one_rate_is_told(tmp_path, said, rates, lost):
-    model = mlp()
-    optimizer = torch.optim.AdamW(hardness_parameter_groups(model, 1e-3, weight_decay=0.1))
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=16)
-    trainer(model, tmp_path, optimizers=(optimizer, scheduler), num_train_epochs=8).train()
-    assert ("gives every parameter group the same learning rate" in said()) == lost
-
-
 def test_tensor_parallelism_is_refused():
     class Split(nn.Module):
         tp_size = 2

@@ -7,7 +7,6 @@ import torch
 from tiny_training import (
     assert_same_state,
     hardness_values,
-    lambda_gelus,
     raw_values,
     rows,
     state_of,
@@ -146,22 +145,6 @@ def test_a_checkpoint_that_was_cut_off_is_left_for_the_last_whole_one(tmp_path, 
         assert f"goes on from {tmp_path / 'checkpoint-2'}" in caplog.text
     with pytest.raises(ValueError, match=r"checkpoint-1.trainer_state\.json"):
         tiny_trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
-
-
-def test_a_run_resumed_with_larger_batches_ends_at_the_target(tmp_path):
-    """5 steps an epoch, then 2: Trainer goes on in a later epoch than its state says."""
-    options = {"train": rows(20), "num_train_epochs": 8, "harden": True}
-    tiny_trainer(tmp_path, tiny_model(), save_strategy="epoch", **options).train()
-    model = tiny_model()
-    trainer = tiny_trainer(tmp_path, model, per_device_train_batch_size=10, **options)
-    with watched(model) as seen:
-        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-10"))  # epoch 2 of 8; with 2 steps each, 5
-    assert trainer.state.epoch == 8
-    progress = [(epoch - 2) / 6 for epoch in (6, 6, 7, 7, 8, 8)]
-    start = [module.hardness.item() for module in lambda_gelus(tiny_loaded(tmp_path / "checkpoint-10"))]
-    assert seen.trained[-1] == pytest.approx([159.576912] * 2, rel=1e-6)
-    for values, share in zip(seen.trained, progress, strict=True):
-        assert values == pytest.approx([low + share * (159.576912 - low) for low in start], rel=1e-5)
 
 
 def tiny_loaded(folder):

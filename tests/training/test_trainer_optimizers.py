@@ -36,46 +36,6 @@ def test_multiplier_is_an_option(tmp_path, multiplier):
     assert (raw_values(model) == before) == (multiplier == 0)
 
 
-class ScheduleFree(torch.optim.SGD):
-    """As schedule-free optimizers (arXiv:2405.15682): around each evaluation a parameter is mixed with a second z."""
-
-    trains = True
-
-    def _mix(self, trains, weight):
-        for parameter, state in self.state.items():
-            if "z" in state and self.trains != trains:
-                parameter.data.lerp_(state["z"], weight)
-        self.trains = trains
-
-    def train(self):
-        self._mix(True, 1 - 0.9)
-
-    def eval(self):
-        self._mix(False, 1 - 1 / 0.9)
-
-    def step(self, closure=None):
-        for parameter in self.param_groups[-1]["params"]:  # s
-            if parameter.grad is not None:
-                self.state[parameter].setdefault("z", parameter.detach().clone()).sub_(parameter.grad)
-        return super().step(closure)
-
-
-def test_a_schedule_free_optimizer_does_not_move_a_frozen_s(tmp_path):
-    model, seen = tiny_model(), []
-    model.register_forward_pre_hook(lambda module, args: seen.append((module.training, raw_values(model))))
-    trainer = tiny_trainer(
-        tmp_path, model, eval_dataset=rows(4, seed=1), eval_strategy="steps", eval_steps=2, report_substitution=False,
-        harden=True, num_train_epochs=4, learning_rate=0.5, optimizer_cls_and_kwargs=(ScheduleFree, {"lr": 0.5}),
-    )  # fmt: skip
-    trainer.train()
-    training = [index for index, (trains, _) in enumerate(seen) if trains]
-    assert len(training) == 12
-    soft, frozen = seen[: training[3]], [raw for _, raw in seen[training[3] :]]
-    assert soft[2][1] != soft[1][1]  # the evaluation behind two steps mixes
-    assert any(not trains for trains, _ in seen[training[3] :])
-    assert frozen == [frozen[0]] * len(frozen)
-
-
 # Optimizers that are passed in
 
 
