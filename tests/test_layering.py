@@ -91,7 +91,6 @@ LISTED = {
     "activation.kernels",  # kernel_bench times each backend by itself
     "environment",  # the hardware and the versions of a record
     "export.card",
-    "export.checkpoint_facts",  # what a card says of how its network loads
     "export.onnx_run",
     "files",  # a file that is whole or not there
     "formats",

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from hf_lgelu.environment import require
-from hf_lgelu.export.checkpoint_facts import MODULES_FILE, SENTENCE_CLASSES, SENTENCE_SETTINGS, sentence_class
+from hf_lgelu.export.card import MODULES_FILE, SENTENCE_CLASSES, SENTENCE_SETTINGS, sentence_class
 from hf_lgelu.export.onnx_export import ONNX_FILE
 from hf_lgelu.export.onnx_network import OnnxNetwork
 from hf_lgelu.export.push import push_to_hub

@@ -21,8 +21,15 @@ from hf_lgelu.cli.rows import InputSet
 from hf_lgelu.comparing.comparison import compare_outputs
 from hf_lgelu.comparing.distance import networks_table
 from hf_lgelu.environment import hardware
-from hf_lgelu.export.card import Provenance, render_conversion_card, save_card
-from hf_lgelu.export.checkpoint_facts import CheckpointFacts, facts_of_folder, own_name, stated_licence
+from hf_lgelu.export.card import (
+    CheckpointFacts,
+    Provenance,
+    facts_of_folder,
+    own_name,
+    render_conversion_card,
+    save_card,
+    stated_licence,
+)
 from hf_lgelu.export.onnx_export import ONNX_FILE
 from hf_lgelu.export.onnx_network import OnnxNetwork
 from hf_lgelu.files import is_hub_id, is_onnx, whole_folder
@@ -113,7 +120,6 @@ def convert(arguments: ConvertArguments, data: Rows | None, evaluation: Rows | N
                 samples=report.samples if inputs is None else len(inputs),
                 seed=arguments.seed,
                 evaluation=None if second is None else second.description,
-                evaluation_source=second.source if second is not None and second.whole else None,
                 hardware=hardware(state.num_processes),
             )
             examples = random_inputs(checkpoint.network) if inputs is None else inputs.first(_COMPARED_ROWS)

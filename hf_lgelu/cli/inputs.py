@@ -26,7 +26,6 @@ from hf_lgelu.cli.rows import (
     text_sequences,
     tokenizer_of,
 )
-from hf_lgelu.files import is_hub_id
 from hf_lgelu.networks.batches import TRIED
 from hf_lgelu.networks.outputs import is_causal
 from hf_lgelu.networks.run import require_taken
@@ -70,8 +69,7 @@ def read_rows(data: Rows, checkpoint: Checkpoint) -> InputSet:
         raise ValueError(f"--pair_column: {type(model).__name__} reads no pairs; leave this out")
     made = {"input_ids": _tokens, "pixel_values": _pixels, "features": _features}[main](data, checkpoint)
     whole = made.whole if isinstance(made, TensorRows) else len(made) == len(data.rows)
-    hub_id = data.name if is_hub_id(data.name) else None
-    inputs = InputSet(made, data.description, hub_id, whole=whole, dtype=model.dtype)
+    inputs = InputSet(made, data.description, whole=whole, dtype=model.dtype)
     require_taken(checkpoint.network, inputs.first(TRIED), inputs.description)
     return inputs
 

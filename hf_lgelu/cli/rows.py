@@ -33,7 +33,7 @@ _CHOICE = 4  # times as many blocks are cut as are wanted, so that many texts ha
 
 @dataclass(frozen=True)
 class InputSet:
-    """Rows that a model takes. `description` names their data set in words, `source` is its Hub id, if it has one.
+    """Rows that a model takes. `description` names their data set in words.
 
     `rows.__getitems__` gives a batch, {name of an argument: tensor}, with "labels" if they are known. `whole` says that
     no row was left out. Floating-point inputs get the model's `dtype`, because not every network casts them.
@@ -41,7 +41,6 @@ class InputSet:
 
     rows: Any
     description: str
-    source: str | None = None
     whole: bool = False
     dtype: torch.dtype = torch.float32
 

@@ -3,6 +3,7 @@
 Each has a template beside this file. What stands in a template and is not given is left out of the card.
 """
 
+import json
 import math
 import os
 import re
@@ -10,36 +11,162 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
-from huggingface_hub.constants import REPOCARD_NAME
+from huggingface_hub import ModelCard, ModelCardData
+from huggingface_hub.constants import CONFIG_NAME, REPOCARD_NAME
+from huggingface_hub.errors import HTTPError
 from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedModel
+from transformers.modelcard import TASK_MAPPING
+from yaml import YAMLError
 
-from hf_lgelu.activation.gates import check_gate
+from hf_lgelu.activation.gates import GATES, check_gate
 from hf_lgelu.activation.hardness import swap_error_bound
 from hf_lgelu.comparing.distance import Distance, networks_table
 from hf_lgelu.environment import hardware, package_versions
-from hf_lgelu.export.checkpoint_facts import (
-    CheckpointFacts,
-    facts_of_folder,
-    own_name,
-    python_code,
-    stated_licence,
-)
-from hf_lgelu.files import is_hub_id, whole_file
+from hf_lgelu.files import whole_file
 from hf_lgelu.formats import markdown_table, percent, quoted, score, significant
+from hf_lgelu.models import mlp
 from hf_lgelu.models.hardening import hardness_profile, learned_hardness
+from hf_lgelu.models.record import RECORD_KEY
 from hf_lgelu.refit.config import RUNGS
 from hf_lgelu.refit.report import ConversionReport, evaluations, gates_in_words, what_was_done
 
 if TYPE_CHECKING:
     from hf_lgelu.export.plain import CheckpointExport
 
+_MLP_CLASS = mlp.MLPForClassification.__name__
+SENTENCE_CLASSES = ("SentenceTransformer", "SparseEncoder", "CrossEncoder")
+"""Of sentence-transformers: embeddings, embeddings over a vocabulary, scores of pairs."""
+
+ONNX_CLASS = "OnnxNetwork"
+
+MODULES_FILE = "modules.json"
+"""What a checkpoint of sentence-transformers has: the list of its modules and their folders."""
+
+SENTENCE_SETTINGS = "config_sentence_transformers.json"
+"""Where a checkpoint of sentence-transformers has the name of its class."""
+
+_MLP = """\
+import torch
+from safetensors.torch import load_file
+
+weights = load_file("model.safetensors")
+modules = []
+for name in [*(f"layers.{{i}}.linear" for i in range({layers})), "classifier"]:
+    linear = torch.nn.Linear(*weights[f"{{name}}.weight"].T.shape)
+    linear.load_state_dict({{part: weights[f"{{name}}.{{part}}"] for part in ("weight", "bias")}})
+    modules += [linear, torch.nn.{activation}]
+model = torch.nn.Sequential(*modules[:-1]).eval()"""
+
+# By the endings of classes that transformers' table does not have: those of this package and of sentence-transformers,
+# and new or rare ones of transformers.
+_OTHER_TASKS = {
+    "MLPForClassification": "tabular-classification",
+    "SentenceTransformer": "sentence-similarity",
+    "SparseEncoder": "feature-extraction",
+    "CrossEncoder": "text-ranking",
+    "ForCausalLM": "text-generation",
+    "LMHeadModel": "text-generation",
+    "ForImageClassification": "image-classification",
+    "ForSequenceClassification": "text-classification",
+}
+
 TEMPLATE, _CONVERSION_TEMPLATE = (
     Path(__file__).with_name(f"{name}_card_template.md") for name in ("model", "conversion")
 )
+
+
+@dataclass(frozen=True)
+class CheckpointFacts:
+    """The facts of a checkpoint that decide how it is loaded.
+
+    `layers` are the hidden layers of an `MLPForClassification`; `needs_package` says that the config alone does not
+    build the network (`from_pretrained`). A checkpoint of sentence-transformers is of one of SENTENCE_CLASSES, whatever
+    its encoder.
+    """
+
+    model_class: str
+    layers: int | None = None
+    needs_package: bool = False
+
+    @property
+    def is_of_sentences(self) -> bool:
+        """Whether sentence-transformers loads it."""
+        return self.model_class in SENTENCE_CLASSES
+
+    @property
+    def library(self) -> str:
+        """The Hub's name of the library that loads it."""
+        other = "sentence-transformers" if self.is_of_sentences else "transformers"
+        return "onnx" if self.model_class == ONNX_CLASS else other
+
+    @property
+    def task(self) -> str | None:
+        """The Hub's name of what models of this class do; None for a class that is not known here."""
+        # Of several tasks the last, as on the cards of transformers' Trainer: BART is also in the one of masks.
+        for task, classes in reversed(TASK_MAPPING.items()):
+            if any(self.model_class in ([name] if isinstance(name, str) else name) for name in classes.values()):
+                return task
+        return next((task for ending, task in _OTHER_TASKS.items() if self.model_class.endswith(ending)), None)
+
+
+def facts_of_folder(folder: str | os.PathLike) -> CheckpointFacts:
+    """The facts of a saved model, from its config.json. Raises FileNotFoundError, or ValueError for no class in it."""
+    config = json.loads((Path(folder) / CONFIG_NAME).read_text(encoding="utf-8"))
+    name = str((config.get("architectures") or [""])[0])
+    if (Path(folder) / MODULES_FILE).is_file():
+        name = sentence_class(Path(folder) / SENTENCE_SETTINGS)
+    if not name.isidentifier():  # it becomes Python on the card
+        raise ValueError(f"{folder} names no class of a model, but {name[:80]!r}; use save_pretrained")
+    return CheckpointFacts(
+        model_class=name,
+        layers=config.get("num_hidden_layers") if name == _MLP_CLASS else None,
+        needs_package=RECORD_KEY in config,
+    )
+
+
+def sentence_class(settings: Path | None) -> str:
+    """The class that the settings of a checkpoint name: as in sentence-transformers SentenceTransformer by default."""
+    named = json.loads(settings.read_text(encoding="utf-8")) if settings is not None and settings.is_file() else {}
+    return str(named.get("model_type", SENTENCE_CLASSES[0]))
+
+
+def loading_code(checkpoint: CheckpointFacts, where: str, activation: str | None) -> dict[str, str]:
+    """{"plain_code", "lgelu_code"}: Python that loads a checkpoint without this package, and with it; "" if none does.
+
+    `where` is a folder or Hub id. `activation` is the name of its gates in transformers; None if it needs this package.
+    """
+    name = checkpoint.model_class
+    if name == ONNX_CLASS:
+        return {"plain_code": f'import onnxruntime\n\nsession = onnxruntime.InferenceSession("{where}/model.onnx")'}
+    package = checkpoint.library.replace("-", "_")
+    load = name if checkpoint.is_of_sentences else f"{name}.from_pretrained"
+    without = f'from {package} import {name}\n\nmodel = {load}("{where}")'
+    if name == _MLP_CLASS:
+        package = "hf_lgelu"
+        modules = {row.plain_names[0]: repr(row.plain_module()) for row in GATES.values()} | {"relu": "ReLU()"}
+        module = modules.get(activation or "", "").replace("approximate='none'", "")  # none of two gates
+        without = _MLP.format(layers=checkpoint.layers, activation=module) if module else ""
+    own = f'import hf_lgelu\nfrom {package} import {name}\n\nmodel = hf_lgelu.from_pretrained({name}, "{where}")'
+    return {"plain_code": without if activation else "", "lgelu_code": own}
+
+
+def own_name(source: str) -> str:
+    """The network's own name: the last part of a path or Hub id."""
+    return Path(source).resolve().name if source else "model"
+
+
+def stated_licence(name_or_path: str) -> str | None:
+    """The licence that the card of a folder or Hub id states; None where there is no card, or none that states one."""
+    path = Path(name_or_path)
+    try:
+        card = ModelCard.load(path / REPOCARD_NAME if path.exists() else name_or_path, ignore_metadata_errors=True)
+    except (OSError, ValueError, HTTPError, YAMLError):
+        return None
+    return card.data.license if isinstance(card.data.license, str) else None
 
 
 def write_card(
@@ -80,7 +207,7 @@ def write_card(
         facts_of_folder(folder),
         hardness,
         {site: str(model.get_submodule(site).gate) for site in hardness},
-        name=own_name(source) or "model",
+        name=own_name(source),
         activation=None if report is None else report.activation,
         repo_id=repo_id,
         license=license or (stated_licence(source) if source else None),
@@ -132,8 +259,7 @@ class Provenance:
     """The original (a Hub id, or its own name) and the data of a converted network; when and on what it was made.
 
     `samples` inputs were taken from the data by the `seed`. `evaluation` is the second set in words, if there is one.
-    `evaluation_source` is its Hub id where all rows of the split were read: its scores are then a result on the data
-    set. `created` is UTC in ISO 8601.
+    `created` is UTC in ISO 8601.
     """
 
     model: str
@@ -142,7 +268,6 @@ class Provenance:
     seed: int = 0
     model_is_on_hub: bool = False
     evaluation: str | None = None
-    evaluation_source: str | None = None
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     versions: Mapping[str, str] = field(default_factory=package_versions)
     hardware: Mapping[str, Any] = field(default_factory=hardware)
@@ -152,20 +277,14 @@ def render_conversion_card(
     report: ConversionReport, provenance: Provenance, checkpoint: CheckpointFacts, **words: Any
 ) -> ModelCard:
     """The card of a converted network; `words` may be `repo_id`, and `license`, which is the original's."""
-    measured, metrics = evaluations(report), report.evaluation.refitted.metrics if report.evaluation else {}
-    results, source = [], provenance.evaluation_source
-    if source is not None:
-        of = {"dataset_type": source, "dataset_name": provenance.evaluation or source}
-        results = [result_on(checkpoint, name, value, ", second set", **of) for name, value in metrics.items()]
+    measured = evaluations(report)
     return fill_card(
         _CONVERSION_TEMPLATE,
         checkpoint,
         f"{provenance.model.rpartition('/')[2]}-relu",
         ["relu", "relufication", "lambda-gelu"],
         activation=None if checkpoint.needs_package else "relu",
-        base_model=provenance.model if provenance.model_is_on_hub else None,
-        results=results,
-        metrics=list(metrics),
+        header={"base_model": provenance.model} if provenance.model_is_on_hub else {},
         report=report,
         provenance=provenance,
         gates=gates_in_words(report),
@@ -197,31 +316,22 @@ def fill_card(
     repo_id: str | None = None,
     license: str | None = None,
     activation: str | None = None,
-    base_model: str | None = None,
-    results: Sequence[EvalResult] = (),
-    metrics: Sequence[str] = (),
-    datasets: Sequence[str] = (),
+    header: Mapping[str, Any] = MappingProxyType({}),
     **words: Any,
 ) -> ModelCard:
     """A template with its header, the code that loads the checkpoint, and `words`; `name` is the title without a
-    repository. Raises ValueError for a repository that is not named as the Hub names it."""
+    repository, `header` has more entries of ModelCardData. Raises ValueError for a repository that is not named as the
+    Hub names it."""
     validate_repo_id(repo_id)
     title = repo_id.rpartition("/")[2] if repo_id else name
-    header = ModelCardData(
-        license=license,
-        library_name=checkpoint.library,
-        pipeline_tag=checkpoint.task,
-        base_model=base_model if is_hub_id(base_model) else None,
-        eval_results=list(results) or None,
-        model_name=title if results else None,
-        tags=list(tags),
-        metrics=list(metrics) or None,
-        datasets=list(datasets) or None,
-    )
-    words = python_code(checkpoint, repo_id, activation) | {"license": license, "activation": activation} | words
-    words |= {"title": plain(title), "model_class": checkpoint.model_class}
+    entries = {"license": license, "library_name": checkpoint.library, "pipeline_tag": checkpoint.task, "tags": [*tags]}
+    # The Hub wants a name next to results.
+    data = ModelCardData(**entries, **header, model_name=title if "eval_results" in header else None)
+    words = loading_code(checkpoint, repo_id or "FOLDER", activation) | words
+    words |= {"license": license, "activation": activation, "title": plain(title)}
+    words["model_class"] = checkpoint.model_class
     tools = {function.__name__: function for function in (plain, code, score, percent, quoted, significant)}
-    return ModelCard.from_template(header, template_path=str(template), **tools, **words)
+    return ModelCard.from_template(data, template_path=str(template), **tools, **words)
 
 
 def save_card(card: ModelCard, folder: str | os.PathLike, name: str = REPOCARD_NAME) -> Path:
@@ -230,14 +340,6 @@ def save_card(card: ModelCard, folder: str | os.PathLike, name: str = REPOCARD_N
     with whole_file(path, overwrite=True) as new:
         new.write_text(f"{str(card).rstrip()}\n", encoding="utf-8")
     return path
-
-
-def result_on(checkpoint: CheckpointFacts, metric: str, value: float, of: str, **dataset: str) -> EvalResult:
-    """A score on a data set, for the card's header."""
-    shown = float(score(metric, value))
-    return EvalResult(
-        checkpoint.task or "other", metric_type=metric, metric_name=f"{metric}{of}", metric_value=shown, **dataset
-    )
 
 
 def plain(text: Any) -> str:

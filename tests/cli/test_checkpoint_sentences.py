@@ -17,7 +17,7 @@ from hf_lgelu.cli.arguments import ConvertArguments
 from hf_lgelu.cli.checkpoint import read_checkpoint
 from hf_lgelu.cli.data import data_set
 from hf_lgelu.cli.inputs import read_rows
-from hf_lgelu.export.checkpoint_facts import with_hf_lgelu
+from hf_lgelu.export.card import CheckpointFacts, loading_code
 
 
 @functools.cache
@@ -222,6 +222,7 @@ def test_gates_that_no_key_says_come_back_in_the_whole_and_in_the_command(senten
     again = from_pretrained(kind, str(tmp_path / "soft"), device="cpu")
     assert (again.encode("the cat") == whole.encode("the cat")).all()
     assert hardness_profile(read_checkpoint(str(tmp_path / "soft")).model) == hardness_profile(whole[0].auto_model)
-    assert f'hf_lgelu.from_pretrained({kind.__name__}, "soft")' in with_hf_lgelu(kind.__name__, "soft")
+    code = loading_code(CheckpointFacts(kind.__name__), "soft", None)["lgelu_code"]
+    assert f'hf_lgelu.from_pretrained({kind.__name__}, "soft")' in code
     with pytest.raises(RuntimeError, match=r"hf_lgelu\.from_pretrained"):
         kind(str(tmp_path / "soft"), device="cpu")

@@ -5,14 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from huggingface_hub import ModelCard
+from huggingface_hub import EvalResult, ModelCard
 
 from hf_lgelu import MLPConfig, MLPForClassification, anneal_hardness, export_gelu, export_relu
 from hf_lgelu.comparing.distance import Distance
-from hf_lgelu.export.card import TEMPLATE, render_card, result_on, write_card
-from hf_lgelu.export.checkpoint_facts import CheckpointFacts, facts_of_folder, own_name
+from hf_lgelu.export.card import TEMPLATE, CheckpointFacts, facts_of_folder, render_card, write_card
 from hf_lgelu.files import is_hub_id
-from hf_lgelu.models.checkpoint import load_checkpoint
 
 ROOT = Path(__file__).parents[2]
 MLP = CheckpointFacts("MLPForClassification", layers=2)
@@ -42,9 +40,9 @@ def test_whole_card():
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", None])
 def test_header_survives_huggingface_hub(activation):
-    results = [result_on(MLP, "accuracy", 0.85647, "", dataset_type="a/b", dataset_name="a/b", dataset_split="test")]
-    more = {"results": results, "metrics": ["accuracy"], "datasets": ["a/b"], "base_model": "c/d"}
-    data = card_of(activation=activation, repo_id="someone/letters", **more).data
+    results = [EvalResult("other", "a/b", "a/b", "accuracy", 0.8565, dataset_split="test")]
+    header = {"eval_results": results, "metrics": ["accuracy"], "datasets": ["a/b"], "base_model": "c/d"}
+    data = card_of(activation=activation, repo_id="someone/letters", header=header).data
     assert (data.license, data.base_model, data.datasets) == ("mit", "c/d", ["a/b"])
     assert data.pipeline_tag == "tabular-classification"
     (result,) = data.eval_results
@@ -156,30 +154,6 @@ def test_an_export_comes_with_its_card(tmp_path):
     assert facts_of_folder(tmp_path / "relu") == CheckpointFacts("MLPForClassification", 2)
     export_gelu(hardened_mlp(), tmp_path / "gelu")
     assert "plain GELU computes the same function" in (tmp_path / "gelu" / "README.md").read_text(encoding="utf-8")
-
-
-def test_a_card_is_named_by_the_hub_id_of_a_folder_in_the_hubs_cache(tmp_path):
-    folder = tmp_path / "models--bob--letters" / "snapshots" / "0123abc"
-    hardened_mlp().save_pretrained(folder)
-    export_relu(load_checkpoint(folder), tmp_path / "relu")
-    assert ModelCard.load(tmp_path / "relu" / "README.md").text.startswith("\n# letters-relu\n")
-
-
-@pytest.mark.parametrize(
-    ("card", "name"),
-    [
-        ("---\nlicense: mit\n---\n\n# all-MiniLM-L6-v2\n\nText.\n", "all-MiniLM-L6-v2"),
-        ("# all-MiniLM-L6-v2\n", "all-MiniLM-L6-v2"),
-        ("# SentenceTransformer based on another\n", "checkpoint"),
-        ("Text.\n# install\n", "checkpoint"),
-        (None, "checkpoint"),
-    ],
-)
-def test_a_networks_own_name_is_the_title_of_its_card(card, name, tmp_path):
-    (tmp_path / "checkpoint").mkdir()
-    if card is not None:
-        (tmp_path / "checkpoint" / "README.md").write_text(card)
-    assert own_name(str(tmp_path / "checkpoint")) == name
 
 
 def test_the_card_of_a_checkpoint_is_written_beside_it(tmp_path):

@@ -5,8 +5,7 @@ import re
 
 from report_by_hand import REPORT, SECOND, distance
 
-from hf_lgelu.export.card import Provenance, render_conversion_card
-from hf_lgelu.export.checkpoint_facts import CheckpointFacts
+from hf_lgelu.export.card import CheckpointFacts, Provenance, render_conversion_card
 from hf_lgelu.refit.report import Evaluation
 from hf_lgelu.refit.verdict import conversion_warnings
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from word_tokenizer import word_tokenizer
 
 from hf_lgelu import MLPConfig, MLPForClassification, anneal_hardness, export_gelu, export_relu
-from hf_lgelu.export.checkpoint_facts import CheckpointFacts, without_hf_lgelu
+from hf_lgelu.export.card import CheckpointFacts, loading_code
 
 HERE = Path(__file__).parent
 FEATURES = torch.randn(20, 5, generator=torch.Generator().manual_seed(4))
@@ -43,7 +43,7 @@ def mlp_with_the_code_of_its_card(folder):
     torch.manual_seed(0)
     config = MLPConfig(num_features=5, hidden_size=16, num_hidden_layers=3, num_labels=4, hidden_act="relu")
     MLPForClassification(config).save_pretrained(folder)
-    code = without_hf_lgelu(CheckpointFacts("MLPForClassification", layers=3), str(folder), activation="relu")
+    code = loading_code(CheckpointFacts("MLPForClassification", layers=3), str(folder), "relu")["plain_code"]
     torch.save({"code": code, "inputs": {"features": FEATURES}}, folder / "inputs.pt")
     return {name: tensor.double() for name, tensor in load_file(folder / "model.safetensors").items()}
 

@@ -10,8 +10,7 @@ from report_by_hand import REPORT
 from torch import nn
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu
-from hf_lgelu.export.card import Provenance, render_conversion_card
-from hf_lgelu.export.checkpoint_facts import CheckpointFacts
+from hf_lgelu.export.card import CheckpointFacts, Provenance, render_conversion_card
 from hf_lgelu.networks.batches import read_batches
 from hf_lgelu.networks.calls import Network
 from hf_lgelu.networks.sites import SMOOTH_KINDS

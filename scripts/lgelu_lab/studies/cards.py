@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import EvalResult
+
 from hf_lgelu.activation.gates import GATES
-from hf_lgelu.export.card import made_with, plain, render_card, result_on, save_card
-from hf_lgelu.export.checkpoint_facts import CheckpointFacts
+from hf_lgelu.export.card import CheckpointFacts, made_with, plain, render_card, save_card
 from hf_lgelu.files import is_hub_id, save_picture
 from hf_lgelu.formats import percent, score
 from lgelu_lab.report.paper import DATA_READ, data_folder
@@ -101,11 +102,17 @@ def card_words(record: RunRecord, checkpoint: CheckpointFacts) -> dict[str, Any]
     made = made_with(record.hardware, record.versions)
     provenance = f"The run {took}ended on {plain(record.created[:10])}, {made}"
     is_whole = record.config.get("max_eval_samples", "the earliest records do not say") is None
-    results, datasets = [], [hub_id] if is_hub_id(hub_id) else []
+    pretrained = record.config.get("pretrained")
+    header = {"metrics": [record.metric], "base_model": pretrained if is_hub_id(pretrained) else None}
+    if is_hub_id(hub_id):
+        header["datasets"] = [hub_id]
     # A ReLU model that was not evaluated has no result, least of all the smooth one's.
-    if datasets and is_whole and saved.relu_score is not None:
-        of = {"dataset_type": hub_id, "dataset_name": hub_id, "dataset_split": record.data["eval_split"]}
-        results = [result_on(checkpoint, record.metric, saved.relu_score, ", last epoch", **of)]
+    if is_hub_id(hub_id) and is_whole and saved.relu_score is not None:
+        result = EvalResult(
+            checkpoint.task or "other", hub_id, hub_id, record.metric, float(score(record.metric, saved.relu_score)),
+            dataset_split=record.data["eval_split"], metric_name=f"{record.metric}, last epoch",
+        )  # fmt: skip
+        header["eval_results"] = [result]
     of_logits = ""
     if saved.relu_max_logit_change is not None and saved.relu_unchanged_predictions is not None:
         of_logits = (
@@ -128,10 +135,7 @@ def card_words(record: RunRecord, checkpoint: CheckpointFacts) -> dict[str, Any]
             "A network of a benchmark, made to measure activations; it was not examined for any other use.",
             "The numbers are of one run; another seed gives others.",
         ),
-        "results": results,
-        "metrics": [record.metric],
-        "datasets": datasets,
-        "base_model": record.config.get("pretrained"),
+        "header": header,
         **_loading_code(record),
     }
 
