@@ -70,7 +70,7 @@ def require_unflattened(owners: Iterable[tuple[str, LambdaGate]]) -> None:
 
 
 def changeable_module(model: nn.Module, *, temporarily: bool = False) -> nn.Module:
-    """The module to change; RuntimeError with the reason if it cannot be changed, TypeError if it is no module."""
+    """The module to change; RuntimeError with the reason if it cannot be changed."""
     model = uncompiled(model)  # the compiled wrapper guards on the modules inside and compiles again
     for name, module in model.named_modules():
         where = f"its module {name!r}" if name else "it"

@@ -191,13 +191,11 @@ def own_forward(model: nn.Module) -> Iterator[None]:
     """A block in which the model runs without accelerate's autocast; afterwards, or after an error, with it again.
 
     accelerate leaves autocast around the forward of a model that it prepared (Trainer with bf16 or fp16). The model
-    then computes other values than its weights do when they are loaded again. A `model` that is no module is left
-    alone.
+    then computes other values than its weights do when they are loaded again.
     """
-    modules = model.modules() if isinstance(model, nn.Module) else ()
     held = [
         (module, {name: vars(module)[name] for name in ("forward", _KEPT_FORWARD)})
-        for module in modules
+        for module in model.modules()
         if {"forward", _KEPT_FORWARD} <= vars(module).keys()
     ]
     try:

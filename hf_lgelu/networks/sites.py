@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.fx import GraphModule
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, GATES
 from hf_lgelu.activation.module import LambdaGate
@@ -115,15 +114,6 @@ def gate_of(module: nn.Module) -> str:
     return next((gate.name for gate in GATES.values() if form and form.name in gate.plain_names), DEFAULT_GATE)
 
 
-def checked_module(model: nn.Module) -> nn.Module:
-    """The model. Raises TypeError for an object that is no module, and for a module from torch.export."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}; load it, or take pipeline.model")
-    if isinstance(model, GraphModule) and "eval" in vars(model):
-        raise TypeError("model is the module of an ExportedProgram, which has no eval mode; give the one it is made of")
-    return model
-
-
 def find_sites(model: nn.Module, kinds: Iterable[str] = SMOOTH_KINDS) -> list[ActivationSite]:
     """Every activation site of the given kinds, in the order in which the modules were registered.
 
@@ -131,7 +121,7 @@ def find_sites(model: nn.Module, kinds: Iterable[str] = SMOOTH_KINDS) -> list[Ac
     walked once.
     """
     wanted = check_kinds(kinds)
-    return [site for site in _walk(checked_module(model), "", set(), kind_of) if site.kind in wanted]
+    return [site for site in _walk(model, "", set(), kind_of) if site.kind in wanted]
 
 
 def sites_in_words(model: nn.Module, kinds: Iterable[str] = SMOOTH_KINDS) -> str:
@@ -240,7 +230,7 @@ def uncompiled_name(name: str) -> str:
 
 def lambda_gelu_modules(model: nn.Module) -> list[tuple[str, LambdaGate]]:
     """(name, module) of every λ-gate, each once, in registration order."""
-    if isinstance(checked_module(model), LambdaGate):
+    if isinstance(model, LambdaGate):
         return [("", model)]
     found: dict[int, tuple[str, LambdaGate]] = {}
     for site in _walk(model, "", set(), lambda module: module.gate if isinstance(module, LambdaGate) else None):
@@ -261,5 +251,5 @@ def require_lambda_gelu(model: nn.Module) -> list[tuple[str, LambdaGate]]:
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
-    """The module inside torch.compile, which hides operations, or `model` itself. Raises TypeError for no module."""
-    return getattr(checked_module(model), "_orig_mod", model)
+    """The module inside torch.compile, which hides operations, or `model` itself."""
+    return getattr(model, "_orig_mod", model)

@@ -86,7 +86,7 @@ def convert_to_relu(
     Raises:
         ValueError: nothing to convert, inputs that do not go together or are fewer than 16 distinct rows, sequences of
             different lengths whose padding changes the model's outputs, or no output of a name in `outputs`.
-        TypeError: a model that is no module, or data of another kind.
+        TypeError: data of another kind.
         ConversionRefusedError: weights are quantized, numbers are not finite, or a gate works in place on an input that
             is used again. It is also raised if the refit is no nearer to the original than the plain swap, or if
             the distance is above `max_kl` with `strict`. In these cases `report` holds the measurements, and `model` is

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import EvalPrediction, Trainer
-from transformers.trainer_utils import EvalLoopOutput, default_compute_objective
+from transformers.trainer_utils import EvalLoopOutput
 from transformers.utils import logging
 
 from hf_lgelu.comparing.comparison import LiveUnits
@@ -50,8 +50,8 @@ class LambdaGELUTrainer(Trainer):
     of `evaluate` (`evaluate.load("accuracy")`). A model without λ-GELU is refused unless `args.require_lambda_gelu` is
     off.
 
-    A hyperparameter search without an objective leaves out `eval_relu_*`. With a λ-gate, schedulers that lose the ratio
-    of the two learning rates are refused. With DeepSpeed, hardening is refused.
+    With a λ-gate, schedulers that lose the ratio of the two learning rates are refused. With DeepSpeed, hardening is
+    refused.
 
     To combine this trainer with another, inherit from both: `class Mine(LambdaGELUTrainer, Seq2SeqTrainer)` and
     `@dataclass class Args(LambdaGELUTrainingArguments, Seq2SeqTrainingArguments)`. An `evaluator` of
@@ -113,31 +113,6 @@ class LambdaGELUTrainer(Trainer):
         if resume_from_checkpoint:
             resume_from_checkpoint = whole_checkpoint(resume_from_checkpoint, self.args.output_dir)
         return super().train(resume_from_checkpoint, *others, **options)
-
-    def hyperparameter_search(
-        self, hp_space: Any = None, compute_objective: Any = None, *args: Any, **options: Any
-    ) -> Any:
-        """Trainer's search. The default objective leaves out the metrics of the ReLU substitution."""
-        sets = self.eval_dataset if isinstance(self.eval_dataset, dict) else ()
-        left_out = ("eval_relu_", *(f"eval_{name}_relu_" for name in sets))
-
-        def as_it_is(metrics: dict[str, float]) -> float:
-            return default_compute_objective(
-                {name: value for name, value in metrics.items() if not name.startswith(left_out)}
-            )
-
-        return super().hyperparameter_search(hp_space, compute_objective or as_it_is, *args, **options)
-
-    def create_model_card(self, *args: Any, **options: Any) -> None:
-        """Trainer's card without λ, since its table has a column for every number in an evaluation's log."""
-        kept = self.state.log_history
-        self.state.log_history = [
-            {name: value for name, value in entry.items() if not name.startswith("hardness")} for entry in kept
-        ]
-        try:
-            super().create_model_card(*args, **options)
-        finally:
-            self.state.log_history = kept
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Trainer's optimizer, with the raw hardness in its own group.

@@ -448,13 +448,6 @@ def test_a_graph_of_torch_fx_has_the_gates_in_its_graph(x):
     assert torch.equal(graph(x), before)
 
 
-def test_the_module_of_an_exported_program_is_refused(x):
-    exported = torch.export.export(InTurn(F.gelu).eval(), (x,)).module()
-    for look in (hf_lgelu.convert_to_relu, find_smooth_calls):
-        with pytest.raises(TypeError, match="eval mode"):
-            look(exported, x)
-
-
 def test_looking_leaves_nothing_and_tries_only_what_a_forward_reads(x):
     class Watched(Code):
         def __init__(self):

@@ -141,7 +141,6 @@ def test_a_second_set_that_is_not_finite_is_not_taken_for_one_from_elsewhere():
 PLAIN = BY_NAME["mlp"].model()  # its gates are "1" and "3"
 TO_DISTILL = {"effort": "distill"}
 REFUSED = {  # what is converted, on what, how: the error, and what it names
-    "no module": ("gpt2", rows(), {}, TypeError, r"torch.nn.Module, got str"),
     "no gate": (nn.Sequential(nn.Linear(6, 3), nn.ReLU()).double(), rows(), {}, ValueError, "nothing in it is smooth"),
     "15 rows": (PLAIN, rows(15).repeat(10, 1), {}, ValueError, "the 150 samples given have 15"),
     "sparse": (PLAIN, torch.eye(6).to_sparse(), {}, TypeError, r"dense tensors of numbers, .* torch\.sparse_coo"),

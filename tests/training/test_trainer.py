@@ -1,6 +1,5 @@
 """LambdaGELUTrainer: the module tree around an evaluation, predictions, arguments, refusals."""
 
-import copy
 import warnings
 from types import SimpleNamespace
 
@@ -8,8 +7,7 @@ import pytest
 import torch
 import transformers
 from tiny_training import ARGUMENTS, assert_same_state, batch, hardness_values, rows, state_of, tiny_model, tiny_trainer
-from transformers import Trainer
-from transformers.trainer_utils import HPSearchBackend, default_compute_objective
+from transformers.trainer_utils import HPSearchBackend
 
 from hf_lgelu import LambdaGELUTrainer, LambdaGELUTrainingArguments
 
@@ -103,36 +101,6 @@ def test_a_search_whose_trials_let_go_of_the_model_goes_on(tmp_path, monkeypatch
     assert hardness_values(trainer.model) == pytest.approx([40.0] * 2)
     with pytest.raises(ValueError, match="switch_fraction"):
         trainer.train(trial=SimpleNamespace(number=2, params={"switch_fraction": 1.5}))
-
-
-def test_a_search_without_an_objective_compares_what_trainer_would(tmp_path, monkeypatch):
-    monkeypatch.setattr(Trainer, "hyperparameter_search", lambda self, space, objective, **options: objective)
-    objective = tiny_trainer(tmp_path).hyperparameter_search(direction="minimize")
-    of_relu = {"eval_relu_loss": 9.0, "eval_relu_live_units": 0.5}
-    assert objective({"eval_loss": 0.5, "eval_runtime": 3.0, "epoch": 1.0, **of_relu}) == 0.5
-    assert objective({"eval_loss": 0.5, "eval_accuracy": 0.75, "eval_relu_accuracy": 0.25, **of_relu}) == 0.75
-    assert tiny_trainer(tmp_path).hyperparameter_search(None, max) is max
-    several = tiny_trainer(tmp_path, eval_dataset={"a": rows(4), "b": rows(4)}).hyperparameter_search()
-    of_both = {"eval_a_loss": 0.5, "eval_b_loss": 0.25}
-    of_relu = {name.replace("eval", f"eval_{part}"): value for part in "ab" for name, value in of_relu.items()}
-    assert several(of_both | of_relu) == default_compute_objective(dict(of_both))
-
-
-def test_the_card_of_a_training_has_the_columns_that_trainer_gives_it(tmp_path):
-    """Every number of an evaluation's log was one: λ of several layers, and c·η as the learning rate."""
-    cards = []
-    for plain in (False, True):
-        folder = tmp_path / str(plain)
-        options = {"num_train_epochs": 2, "eval_strategy": "epoch", "eval_on_start": True, "logging_strategy": "epoch"}
-        trainer = tiny_trainer(folder, plain=plain, train=rows(8), eval_dataset=rows(4), **options)
-        trainer.train()
-        before = copy.deepcopy(trainer.state.log_history)
-        trainer.create_model_card()
-        assert trainer.state.log_history == before
-        cards.append((folder / "README.md").read_text())
-    titles = [next(line for line in card.splitlines() if "Validation Loss" in line) for card in cards]
-    found, plain = ({column.strip() for column in title.split("|")} for title in titles)
-    assert found == plain | {"Relu Live Units", "Relu Loss"}
 
 
 def test_no_warnings_in_an_ordinary_run(tmp_path):
