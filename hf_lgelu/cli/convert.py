@@ -39,8 +39,7 @@ from hf_lgelu.models.checkpoint import require_same_model
 from hf_lgelu.models.config_keys import runtime_warnings
 from hf_lgelu.networks.calls import Network
 from hf_lgelu.networks.outputs import Outputs
-from hf_lgelu.networks.random_inputs import random_inputs
-from hf_lgelu.networks.run import Inputs
+from hf_lgelu.networks.run import Inputs, random_inputs
 from hf_lgelu.networks.sites import sites_in_words
 from hf_lgelu.processes import known_processes
 from hf_lgelu.refit.config import ConversionConfig

@@ -29,7 +29,7 @@ from hf_lgelu.export.onnx_export import OPSET, OnnxReport, save_onnx
 from hf_lgelu.export.onnx_run import OnnxModel
 from hf_lgelu.export.plain import CheckpointExport, export_gelu, export_relu
 from hf_lgelu.files import is_onnx, whole_folder
-from hf_lgelu.networks.random_inputs import random_inputs
+from hf_lgelu.networks.run import random_inputs
 
 _EXAMPLE_ROWS = 64
 

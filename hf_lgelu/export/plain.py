@@ -23,8 +23,7 @@ from hf_lgelu.models.copies import changeable_module, independent_copy
 from hf_lgelu.models.hardening import MAX_SWAP_ERROR, hardness_profile, softest_gate
 from hf_lgelu.models.record import forget_sites
 from hf_lgelu.models.surgery import exchange_activations, put_relu
-from hf_lgelu.networks.random_inputs import random_inputs
-from hf_lgelu.networks.run import Inputs, forward_hooks, in_own_forward
+from hf_lgelu.networks.run import Inputs, forward_hooks, in_own_forward, random_inputs
 from hf_lgelu.networks.sites import LEARNED_KINDS, find_sites, lambda_gelu_modules
 from hf_lgelu.networks.smooth_calls import SmoothCall, find_smooth_calls
 
@@ -86,7 +85,7 @@ def export_relu(
         folder: the folder to write. It is written whole or not at all.
         source: folder or Hub id whose tokenizer or image processor is copied.
         inputs: example inputs, on which the change of the outputs is measured. None takes random inputs
-            (`hf_lgelu.networks.random_inputs`). Real inputs say more.
+            (`hf_lgelu.networks.run.random_inputs`). Real inputs say more.
         max_swap_error: the largest κ/λ that is allowed, with κ = 0.16997 for λ-GELU (`swap_error_bound`). The default
             allows λ-GELU from λ = 79.8 on, half the paper's target.
         allow_soft: export soft gates too.

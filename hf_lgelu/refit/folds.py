@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from hf_lgelu.formats import counted
 from hf_lgelu.networks.batches import TRIED, Batch, cut_batches, nothing_given, read_batches, sample_keys
-from hf_lgelu.networks.channels import ChannelAxes
-from hf_lgelu.networks.outputs import OutputReader
+from hf_lgelu.networks.outputs import ChannelAxes, OutputReader
 from hf_lgelu.networks.run import forward_hooks, run_example
 from hf_lgelu.networks.sites import KINDS, find_sites
 from hf_lgelu.processes import each_has, known_processes, own_part

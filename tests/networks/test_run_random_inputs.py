@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
-from hf_lgelu.networks.random_inputs import random_inputs
+from hf_lgelu.networks.run import random_inputs
 
 KINDS = ("bert", "t5", "vit", "wav2vec2", "clip", "patchtst")  # of inputs
 

@@ -7,7 +7,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.utils.parametrizations import weight_norm
 from transformers.pytorch_utils import Conv1D
 
-from hf_lgelu.networks.channels import ChannelAxes
+from hf_lgelu.networks.outputs import ChannelAxes
 from hf_lgelu.networks.run import forward_pre_hooks, run_example
 from hf_lgelu.networks.sites import find_sites, one_module_per_site
 
