@@ -32,7 +32,7 @@ class Rows:
     split: str | None = None
     wanted: int | None = None
 
-    def require(self) -> None:
+    def __post_init__(self) -> None:
         """Raise ValueError if there are no rows, or a column that is asked for is missing."""
         for column in (self.asked.column, self.asked.pair_column, self.asked.label_column):
             if column is not None and column not in self.rows.column_names:
@@ -132,9 +132,7 @@ def _rows(
 ) -> Rows:
     if split not in splits:
         raise ValueError(f"{name} has no split {split!r}; it has {', '.join(splits)}")
-    rows = Rows(name, splits[split], asked, config, split, wanted)
-    rows.require()
-    return rows
+    return Rows(name, splits[split], asked, config, split, wanted)
 
 
 def load_splits(name: str, config: str | None = None, *, progress: bool = True) -> dict[str, Any]:

@@ -2,11 +2,11 @@
 
 import inspect
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Subset
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
@@ -16,11 +16,8 @@ from hf_lgelu.cli.rows import (
     FEWEST_SEQUENCES,
     TOKENS,
     InputSet,
-    ProcessedImages,
-    TensorRows,
     context_length,
-    encoded_sequences,
-    other_arguments,
+    pictures,
     sample_numbers,
     text_blocks,
     text_sequences,
@@ -37,17 +34,6 @@ _FEATURE_ROWS, _IMAGES = 8192, 1024  # if the user names no number
 _NOT_ONE_CLASS = ("regression", "multi_label_classification")  # problem types of transformers
 
 
-def why_not_read(model: PreTrainedModel) -> str | None:
-    """The kind of a model whose inputs cannot be read from a data set; None for other models."""
-    if model.main_input_name not in ("input_ids", "pixel_values", "features"):
-        return f"models whose main input is {model.main_input_name!r}"
-    if model.config.is_encoder_decoder:
-        return "encoder-decoders"
-    if model.main_input_name == "input_ids" and "pixel_values" in inspect.signature(model.forward).parameters:
-        return "models of texts and images"
-    return None
-
-
 def read_rows(data: Rows, checkpoint: Checkpoint) -> InputSet:
     """The rows as inputs of a model, made by the checkpoint's tokenizer or image processor.
 
@@ -57,72 +43,42 @@ def read_rows(data: Rows, checkpoint: Checkpoint) -> InputSet:
     """
     model = checkpoint.model
     main = model.main_input_name
-    reason = why_not_read(model)
-    if reason is not None:
+    takes_pixels = "pixel_values" in inspect.signature(model.forward).parameters
+    if main not in _READERS or model.config.is_encoder_decoder or (main == "input_ids" and takes_pixels):
         raise ValueError(
-            f"inputs for {reason} are not read from a data set; call hf_lgelu.convert_to_relu(model, data) in "
-            "Python, with batches that the model takes"
+            f"inputs for {type(model).__name__} are not read from a data set, but those of models of texts, images or "
+            "features; call hf_lgelu.convert_to_relu(model, data) in Python, with batches that the model takes"
         )
     if data.asked.label_column is not None and not _is_classified(checkpoint.model):
         raise ValueError(f"--label_column scores the classes of a classifier, and {type(model).__name__} gives none")
     if data.asked.pair_column is not None and (main != "input_ids" or is_causal(model)):
         raise ValueError(f"--pair_column: {type(model).__name__} reads no pairs; leave this out")
-    made = {"input_ids": _tokens, "pixel_values": _pixels, "features": _features}[main](data, checkpoint)
-    whole = made.whole if isinstance(made, TensorRows) else len(made) == len(data.rows)
-    inputs = InputSet(made, data.description, whole=whole, dtype=model.dtype)
+    inputs = replace(_READERS[main](data, checkpoint), description=data.description, dtype=model.dtype)
     require_taken(checkpoint.network, inputs.first(TRIED), inputs.description)
     return inputs
 
 
-def _tokens(data: Rows, checkpoint: Checkpoint) -> TensorRows:
-    rows, model, seed = data.rows, checkpoint.model, data.asked.seed
-    asked = data.asked.sequence_length
+def _tokens(data: Rows, checkpoint: Checkpoint) -> InputSet:
+    model, seed, asked = checkpoint.model, data.asked.seed, data.asked.sequence_length
+    texts, tokenizer = data.rows[_column(data, checkpoint, "text")], tokenizer_of(checkpoint)
     longest = context_length(model, asked)
-    pair_column, is_of_tokens = data.asked.pair_column, data.asked.column in (None, "input_ids")
-    if "input_ids" in rows.column_names and is_of_tokens and pair_column is None:
-        return encoded_sequences(rows, model, longest, data.wanted, seed, _labels(data, checkpoint))
-    texts = rows[_column(data, checkpoint, "text")]
-    tokenizer = tokenizer_of(checkpoint)
     longest = longest if asked else min(longest, tokenizer.model_max_length)
     if is_causal(model):
         wanted = data.wanted or max(FEWEST_SEQUENCES, TOKENS // longest)
         return text_blocks(texts, tokenizer, longest, wanted, seed)
-    seconds = None if pair_column is None else rows[pair_column]
-    return text_sequences(
-        texts,
-        tokenizer,
-        longest,
-        data.wanted,
-        seed,
-        _labels(data, checkpoint),
-        seconds=seconds,
-        prompt=checkpoint.prompt,
-    )
+    seconds = None if data.asked.pair_column is None else data.rows[data.asked.pair_column]
+    labels, prompt = _labels(data, checkpoint), checkpoint.prompt
+    return text_sequences(texts, tokenizer, longest, data.wanted, seed, labels, seconds=seconds, prompt=prompt)
 
 
-def _pixels(data: Rows, checkpoint: Checkpoint) -> TensorRows | Subset:
-    rows, model, labels = data.rows, checkpoint.model, _labels(data, checkpoint)
-    chosen = sample_numbers(len(rows), data.wanted or _IMAGES, data.asked.seed).tolist()
-    if "pixel_values" not in rows.column_names or data.asked.column not in (None, "pixel_values"):
-        mode = "L" if getattr(model.config, "num_channels", 3) == 1 else "RGB"
-        images = ProcessedImages(
-            rows,
-            _column(data, checkpoint, "image"),
-            checkpoint.name,
-            mode=mode,
-            labels=labels,
-            trust_remote_code=checkpoint.trust_remote_code,
-        )
-        return Subset(images, chosen)
-    # (N, C, H, W), and other arguments of the model, such as masks
-    found = rows[chosen]
-    tensors = {name: torch.tensor(found[name]) for name in other_arguments(model, rows.column_names)}
-    pixels = np.stack([np.asarray(image, dtype=np.float32) for image in found["pixel_values"]])
-    tensors["pixel_values"] = torch.from_numpy(pixels)
-    return TensorRows.of_set(tensors, chosen, labels, len(rows))
+def _pixels(data: Rows, checkpoint: Checkpoint) -> InputSet:
+    chosen = sample_numbers(len(data.rows), data.wanted or _IMAGES, data.asked.seed).tolist()
+    mode = "L" if getattr(checkpoint.model.config, "num_channels", 3) == 1 else "RGB"
+    column, labels = _column(data, checkpoint, "image"), _labels(data, checkpoint)
+    return pictures(data.rows, column, chosen, checkpoint, mode=mode, labels=labels)
 
 
-def _features(data: Rows, checkpoint: Checkpoint) -> TensorRows:
+def _features(data: Rows, checkpoint: Checkpoint) -> InputSet:
     labels, values = _labels(data, checkpoint), data.rows.with_format("numpy")
     numbers = [column for column in data.columns_of("number") if column not in (*_LABELS, data.asked.label_column)]
     if data.asked.column is None and numbers and not data.columns_of("list"):
@@ -144,7 +100,11 @@ def _features(data: Rows, checkpoint: Checkpoint) -> TensorRows:
             f"columns of the model's training, prepared in the same way. {data.columns_in_words}"
         )
     chosen = torch.from_numpy(sample_numbers(len(features), data.wanted or _FEATURE_ROWS, data.asked.seed))
-    return TensorRows.of_set({"features": features[chosen]}, chosen, labels, len(features))
+    tensors = {"features": features[chosen]} | ({} if labels is None else {"labels": labels[chosen]})
+    return InputSet.of_tensors(tensors, len(chosen) == len(features))
+
+
+_READERS = {"input_ids": _tokens, "pixel_values": _pixels, "features": _features}
 
 
 def _column(data: Rows, checkpoint: Checkpoint, kind: str) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 from hf_lgelu.cli.arguments import OutputArguments
 from hf_lgelu.cli.checkpoint import Checkpoint
 from hf_lgelu.cli.command import say
-from hf_lgelu.cli.rows import InputSet, TensorRows, sample_numbers
+from hf_lgelu.cli.rows import InputSet, sample_numbers
 from hf_lgelu.environment import require
 from hf_lgelu.export.int8 import INT8_FILE
 from hf_lgelu.export.onnx_network import OnnxNetwork
@@ -34,7 +34,7 @@ def read_onnx_file(arguments: Any) -> tuple[Checkpoint, InputSet, InputSet | Non
     second = None
     if arguments.evaluation not in (None, "none"):
         second = read_arrays(arguments.evaluation, arguments, arguments.max_eval_samples)
-    return Checkpoint(arguments.model, OnnxNetwork(arguments.model, inputs.rows.tensors)), inputs, second
+    return Checkpoint(arguments.model, OnnxNetwork(arguments.model, inputs.first(len(inputs)))), inputs, second
 
 
 def quantize_file(arguments: Any) -> Any:
@@ -96,10 +96,10 @@ def read_arrays(name: str, arguments: OutputArguments, wanted: int | None) -> In
             f"{path} cannot be read as rows of {arguments.model}, which takes {', '.join(shapes)}: give an .npz file "
             "with an array for each input, an .npy file for the only input, or a folder of pictures for an image"
         )
-    rows, read = TensorRows(tensors, is_cropped=False), path.resolve().name
+    description = path.resolve().name
     if path.is_dir():  # nothing tells a wrong mean: both networks are wrong alike
-        read += f" (pixels from 0 to 1, mean {arguments.mean}, std {arguments.std})"
-    return InputSet(rows, read, whole=len(chosen) == available)
+        description += f" (pixels from 0 to 1, mean {arguments.mean}, std {arguments.std})"
+    return InputSet.of_tensors(tensors, len(chosen) == available, description)
 
 
 def _of_channels(arguments: Any, name: str, channels: int) -> Tensor:

@@ -1,11 +1,9 @@
 """Rows that a model takes: images, token ids and other tensors, made of the columns of a data set."""
 
-import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -13,12 +11,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from tqdm.auto import tqdm
 from transformers import AutoImageProcessor, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import find_labels
 
 from hf_lgelu.cli.checkpoint import Checkpoint
 from hf_lgelu.models.checkpoint import processor_files
-from hf_lgelu.networks.masks import pad_tokens
-from hf_lgelu.networks.outputs import IGNORED_LABEL, is_causal
+from hf_lgelu.networks.outputs import IGNORED_LABEL
 from hf_lgelu.networks.run import in_dtype
 
 LONGEST = 1024  # the most tokens of a sequence, if the user names no length
@@ -35,97 +31,78 @@ _CHOICE = 4  # times as many blocks are cut as are wanted, so that many texts ha
 class InputSet:
     """Rows that a model takes. `description` names their data set in words.
 
-    `rows.__getitems__` gives a batch, {name of an argument: tensor}, with "labels" if they are known. `whole` says that
-    no row was left out. Floating-point inputs get the model's `dtype`, because not every network casts them.
+    `read(numbers)` gives some of the `count` rows as a batch, {name of an argument: tensor}, with "labels" if they are
+    known. `whole` says that no row of the data set was left out. Floating-point inputs get the model's `dtype`, because
+    not every network casts them.
     """
 
-    rows: Any
-    description: str
-    whole: bool = False
+    read: Callable[[list[int]], dict[str, Tensor]]
+    count: int
+    whole: bool
+    description: str = ""
     dtype: torch.dtype = torch.float32
 
+    @classmethod
+    def of_tensors(cls, tensors: Mapping[str, Tensor], whole: bool, description: str = "") -> "InputSet":
+        """Rows of named tensors, such as {"input_ids": (N, T), "attention_mask": (N, T)}."""
+        count = len(next(iter(tensors.values())))
+        return cls(lambda rows: {name: tensor[rows] for name, tensor in tensors.items()}, count, whole, description)
+
     def __len__(self) -> int:
-        return len(self.rows)
+        return self.count
+
+    def __getitems__(self, numbers: Sequence[int]) -> dict[str, Tensor]:
+        """The rows with these numbers as one batch, for a DataLoader."""
+        return in_dtype(self.read(list(numbers)), self.dtype)
 
     def batches(self, what: str, *, progress: bool, batch_size: int = _LOADED_TOGETHER) -> Iterable[dict[str, Tensor]]:
         """All rows in order, with a progress bar named `what`."""
-        loader = DataLoader(self.rows, batch_size=batch_size, collate_fn=partial(in_dtype, dtype=self.dtype))
+        loader: DataLoader = DataLoader(cast(Dataset, self), batch_size=batch_size, collate_fn=lambda batch: batch)
         return tqdm(loader, desc=what, unit="batch", disable=not progress)
 
     def first(self, count: int) -> dict[str, Tensor]:
         """The first rows as a batch, without labels."""
-        batch = self.rows.__getitems__(range(min(count, len(self.rows))))
-        return in_dtype({name: tensor for name, tensor in batch.items() if name != "labels"}, self.dtype)
+        batch = self.__getitems__(range(min(count, self.count)))
+        return {name: tensor for name, tensor in batch.items() if name != "labels"}
 
 
-class TensorRows(Dataset):
-    """N rows of named tensors, such as {"input_ids": (N, T), "attention_mask": (N, T)}.
+def pictures(
+    rows: Any, column: str, chosen: Sequence[int], checkpoint: Checkpoint, *, mode: str, labels: Tensor | None
+) -> InputSet:
+    """The `chosen` images of a column as {"pixel_values": (C, H, W)}, with "labels" if they are known.
 
-    `whole` says that no row of the data set was left out, `is_cropped` that a batch ends with its longest sequence.
+    They are decoded when they are read, and prepared by the checkpoint's image processor (for timm's models, as
+    `pretrained_cfg` in config.json says). `mode` is PIL's name of a kind of pixel: "RGB", or "L" for grey.
     """
+    import datasets
 
-    def __init__(self, tensors: dict[str, Tensor], *, whole: bool = False, is_cropped: bool = True) -> None:
-        self.tensors, self.whole, self._is_cropped = tensors, whole, is_cropped
+    source = checkpoint.name
+    try:
+        processor = AutoImageProcessor.from_pretrained(source, trust_remote_code=checkpoint.trust_remote_code)
+    except (OSError, ValueError, ImportError) as error:
+        raise ValueError(
+            f"images need the model's image processor, and none can be loaded from {source} ({error}). Save one "
+            "there (image_processor.save_pretrained), or call hf_lgelu.convert_to_relu with your own batches"
+        ) from error
+    encoded_rows = rows.select_columns(column).cast_column(column, datasets.Image(decode=False))
 
-    @classmethod
-    def of_set(cls, tensors: dict[str, Tensor], numbers: Any, labels: Tensor | None, size: int) -> "TensorRows":
-        """The rows with these `numbers` of a data set of `size` rows, and their labels, of all (size,) `labels`."""
-        with_labels = {} if labels is None else {"labels": labels[numbers]}
-        return cls(tensors | with_labels, whole=len(numbers) == size)
-
-    def __len__(self) -> int:
-        return len(next(iter(self.tensors.values())))
-
-    def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]:
-        """The rows `indices` as one batch, padded to its longest sequence."""
-        batch = {name: tensor[list(indices)] for name, tensor in self.tensors.items()}
-        mask = batch.get("attention_mask")
-        if mask is None or mask.ndim != 2 or not mask.any() or not self._is_cropped:
-            return batch
-        whole, longest = mask.shape[1], int(mask.any(0).nonzero().max()) + 1
-        is_sequence = {name: tensor.ndim > 1 and tensor.shape[1] == whole for name, tensor in batch.items()}
-        return {name: tensor[:, :longest] if is_sequence[name] else tensor for name, tensor in batch.items()}
-
-
-class ProcessedImages(Dataset):
-    """Images as rows {"pixel_values": (C, H, W)}, with "labels" if they are known, decoded on request.
-
-    The images are a column of a `datasets.Dataset`. The image processor of the model `source` prepares them (for timm's
-    models, as `pretrained_cfg` in config.json says). `mode` is PIL's name of a kind of pixel: "RGB", or "L" for grey.
-    """
-
-    def __init__(
-        self, rows: Any, column: str, source: str, *, mode: str, labels: Tensor | None, trust_remote_code: bool = False
-    ) -> None:
-        import datasets
-
-        try:
-            self.processor = AutoImageProcessor.from_pretrained(source, trust_remote_code=trust_remote_code)
-        except (OSError, ValueError, ImportError) as error:
-            raise ValueError(
-                f"images need the model's image processor, and none can be loaded from {source} ({error}). Save one "
-                "there (image_processor.save_pretrained), or call hf_lgelu.convert_to_relu with your own batches"
-            ) from error
-        self.decode = datasets.Image().decode_example
-        self.rows = rows.select_columns(column).cast_column(column, datasets.Image(decode=False))
-        self.column, self.mode, self.labels = column, mode, labels
-
-    def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]:
-        """The rows `indices` as one batch."""
-        numbers, images = list(indices), []
-        for number, encoded in zip(numbers, self.rows[numbers][self.column], strict=True):
+    def read(wanted: list[int]) -> dict[str, Tensor]:
+        numbers, images = [chosen[number] for number in wanted], []
+        for number, encoded in zip(numbers, encoded_rows[numbers][column], strict=True):
             try:
                 if encoded is None:
                     raise ValueError("it is empty")
-                images.append(self.decode(encoded).convert(self.mode))
+                images.append(datasets.Image().decode_example(encoded).convert(mode))
             except Exception as error:  # PIL has errors of its own, as for too many pixels
                 file = f" (file {encoded['path']})" if encoded and encoded.get("path") else ""
                 raise ValueError(
                     f"the picture in row {number}, counted from 0{file}, cannot be read ({error}); replace it, or "
                     "leave it out"
                 ) from error
-        batch = {"pixel_values": self.processor(images, return_tensors="pt")["pixel_values"]}
-        return batch if self.labels is None else {**batch, "labels": self.labels[numbers]}
+        batch = {"pixel_values": processor(images, return_tensors="pt")["pixel_values"]}
+        return batch if labels is None else {**batch, "labels": labels[numbers]}
+
+    return InputSet(read, len(chosen), whole=len(chosen) == len(rows))
 
 
 def sample_numbers(available: int, wanted: int | None, seed: int) -> np.ndarray:
@@ -169,14 +146,14 @@ def tokenizer_of(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # what a damaged one ends in
         raise ValueError(
             f"texts need the model's tokenizer, and none can be loaded from {model} ({error}). Save it there "
-            "(tokenizer.save_pretrained), or give a data set that holds a column input_ids"
+            "(tokenizer.save_pretrained), or call hf_lgelu.convert_to_relu with your own batches"
         ) from error
     return tokenizer
 
 
 def text_blocks(
     texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, length: int, wanted: int | None, seed: int
-) -> TensorRows:
+) -> InputSet:
     """`wanted` blocks of `length` tokens, or all; the tokens themselves are the labels, and the model shifts them.
 
     The texts are joined, each with a line's end; what follows the last whole block is dropped. If the tokenizer begins
@@ -211,8 +188,8 @@ def text_blocks(
     blocks = torch.tensor(tokens[: count * of_text], dtype=torch.int64).view(count, of_text)
     blocks = torch.cat([torch.tensor(begins, dtype=torch.int64).expand(count, len(begins)), blocks], dim=1)
     blocks = blocks[torch.from_numpy(sample_numbers(count, wanted, seed))]
-    whole = wanted is None or count < wanted
-    return TensorRows({"input_ids": blocks, "labels": _predicted(blocks)}, whole=whole)
+    labels = torch.cat([torch.full_like(blocks[:, :1], IGNORED_LABEL), blocks[:, 1:]], dim=1)  # nothing predicts these
+    return InputSet.of_tensors({"input_ids": blocks, "labels": labels}, wanted is None or count < wanted)
 
 
 def text_sequences(
@@ -225,7 +202,7 @@ def text_sequences(
     *,
     seconds: Sequence[str] | None,
     prompt: str,
-) -> TensorRows:
+) -> InputSet:
     """A row for each of `wanted` texts, without empty texts, cut at `length` tokens and padded to the longest row.
 
     None takes texts until they have TOKENS together, and at least FEWEST_SEQUENCES. `labels` are (len(texts),).
@@ -246,77 +223,23 @@ def text_sequences(
             made = tokenizer(prompted, *other, truncation=True, max_length=length, verbose=False)
             yield from ({name: column[row] for name, column in made.items()} for row in range(len(numbers)))
 
-    chosen = _taken(encoded(), lambda row: len(row["input_ids"]), wanted)
-    tensors = dict(tokenizer.pad(chosen, return_tensors="pt", verbose=False))
-    return TensorRows.of_set(tensors, filled[: len(chosen)], labels, len(texts))
-
-
-def _taken(rows: Iterable[Any], tokens_of: Callable[[Any], int], wanted: int | None) -> list[Any]:
-    """The first `wanted` rows; with None, as many as have TOKENS together, and at least FEWEST_SEQUENCES."""
-    taken: list[Any] = []
+    chosen: list[dict[str, list[int]]] = []
     tokens = 0
-    for row in rows:
-        if len(taken) == wanted or (wanted is None and tokens >= TOKENS and len(taken) >= FEWEST_SEQUENCES):
+    for row in encoded():
+        if len(chosen) == wanted or (wanted is None and tokens >= TOKENS and len(chosen) >= FEWEST_SEQUENCES):
             break
-        taken.append(row)
-        tokens += tokens_of(row)
-    return taken
+        chosen.append(row)
+        tokens += len(row["input_ids"])
+    tensors = dict(tokenizer.pad(chosen, return_tensors="pt", verbose=False))
+    if labels is not None:
+        tensors["labels"] = labels[filled[: len(chosen)]]
 
+    def read(numbers: list[int]) -> dict[str, Tensor]:
+        """A batch ends with its longest sequence."""
+        rows = {name: tensor[numbers] for name, tensor in tensors.items()}
+        if "attention_mask" not in rows:
+            return rows
+        used = rows["attention_mask"].any(0)
+        return {name: tensor[:, used] if tensor.ndim > 1 else tensor for name, tensor in rows.items()}
 
-def encoded_sequences(
-    rows: Any, model: PreTrainedModel, length: int, wanted: int | None, seed: int, labels: Tensor | None
-) -> TensorRows:
-    """The columns of a tokenized data set that the model takes, cut at `length` and padded on the right.
-
-    Padding on the left is removed before the cut, which would leave only padding. As many rows are taken as in
-    `text_sequences`. The labels of a language model are a column of the data set, or else its tokens, with -100 for
-    padding. The labels of another model are `labels`, (len(rows),).
-    """
-    order = sample_numbers(len(rows), None, seed).tolist()
-    has_mask = "attention_mask" in rows.column_names
-
-    def tokens(number: int) -> int:
-        row = rows[number]
-        return min(length, sum(row["attention_mask"]) if has_mask else len(row["input_ids"]))
-
-    numbers = order[:wanted] if wanted is not None else _taken(order, tokens, None)
-    found = rows[numbers]
-    sequences = found["input_ids"]
-    masks = found["attention_mask"] if has_mask else [[1] * len(ids) for ids in sequences]
-    begins = [mask.index(1) if 1 in mask else 0 for mask in masks]
-    sizes = [len(ids) for ids in sequences]
-
-    def padded(name: str, column: Sequence[Any], fill: int = 0) -> Tensor:
-        """(rows, longest) int64 values of a column that has a value for each token."""
-        if [len(row) if isinstance(row, list) else None for row in column] != sizes:
-            raise ValueError(
-                f"the column {name!r} must have a value for each token of input_ids, as the model takes it"
-            )
-        cut = [torch.tensor(row[begin : begin + length]) for row, begin in zip(column, begins, strict=True)]
-        return nn.utils.rnn.pad_sequence(cut, batch_first=True, padding_value=fill).to(torch.int64)
-
-    ids, mask = padded("input_ids", sequences), padded("attention_mask", masks)
-    if "input_ids" in (pad := pad_tokens(model)):
-        # A classifier on a decoder looks for the model's own padding token.
-        ids = ids.masked_fill(mask == 0, pad["input_ids"])
-    tensors = {"input_ids": ids, "attention_mask": mask}
-    for name in other_arguments(model, rows.column_names):
-        if name != "attention_mask" and any(row is not None for row in found[name]):
-            is_of_rows = all(isinstance(row, int) for row in found[name])
-            tensors[name] = torch.tensor(found[name]) if is_of_rows else padded(name, found[name])
-    if is_causal(model):
-        has_labels = "labels" in rows.column_names and any(isinstance(row, list) for row in found["labels"])
-        own = padded("labels", found["labels"], IGNORED_LABEL) if has_labels else ids
-        tensors["labels"] = _predicted(own).masked_fill(mask == 0, IGNORED_LABEL)
-    return TensorRows.of_set(tensors, numbers, labels, len(order))
-
-
-def other_arguments(model: PreTrainedModel, columns: Sequence[str]) -> list[str]:
-    """The columns that are arguments of the model, without the main input and the labels."""
-    arguments = inspect.signature(model.forward).parameters.keys() - set(find_labels(type(model)))
-    return [name for name in columns if name in arguments and name != model.main_input_name]
-
-
-def _predicted(tokens: Tensor) -> Tensor:
-    """The labels of (N, T) tokens: the tokens themselves, but for the first, which nothing predicts."""
-    return torch.cat([torch.full_like(tokens[:, :1], IGNORED_LABEL), tokens[:, 1:]], dim=1)
+    return InputSet(read, len(chosen), whole=len(chosen) == len(texts))

@@ -18,7 +18,7 @@ def test_texts_are_cut_where_sentence_transformers_cuts_them(sentence_folder, tm
     arguments = ConvertArguments(model=str(model), data=str(texts), output_dir="out", disable_tqdm=True)
     for folder, longest in ((tmp_path / "short", 6), (model, 9)):
         made = read_rows(data_set(arguments), read_checkpoint(str(folder), progress=False))
-        batch = made.rows.__getitems__(range(len(made)))
+        batch = made.read([*range(len(made))])
         assert batch["input_ids"].shape[1] == longest
         whole = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
         lines = texts.read_text().splitlines()

@@ -61,7 +61,7 @@ def pairs(sentence_folder, tmp_path_factory):
 def rows_of(folder, data, **options):
     arguments = ConvertArguments(model=str(folder), data=str(data), output_dir="out", disable_tqdm=True, **options)
     made = read_rows(data_set(arguments), read_checkpoint(str(folder), progress=False))
-    return made.rows.__getitems__(range(len(made)))
+    return made.read([*range(len(made))])
 
 
 def as_set(batch):

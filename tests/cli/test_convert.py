@@ -190,11 +190,12 @@ def test_a_dry_run_says_what_would_be_done_and_writes_nothing(place, test_rows, 
 def test_a_dry_run_names_what_is_not_refitted_and_what_stays_smooth(tmp_path, call):
     """The map after the second gate is tied, and a smooth pooler is no gate."""
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    rows = [{"input_ids": row, "attention_mask": [1] * 8} for row in torch.randint(20, (40, 8)).tolist()]
-    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    texts = [" ".join(f"w{number}" for number in row) for row in torch.randint(1, 20, (40, 8)).tolist()]
+    (tmp_path / "rows.txt").write_text("\n".join(texts))
     for kind in (transformers.BertForMaskedLM, transformers.BertForSequenceClassification):
         kind(transformers.BertConfig(vocab_size=20, **sizes)).save_pretrained(tmp_path / kind.__name__)
-    words = ("--data", tmp_path / "rows.json", "--output_dir", tmp_path / "relu", "--dry_run", "--disable_tqdm")
+        word_tokenizer([f"w{number}" for number in range(1, 20)], 16).save_pretrained(tmp_path / kind.__name__)
+    words = ("--data", tmp_path / "rows.txt", "--output_dir", tmp_path / "relu", "--dry_run", "--disable_tqdm")
     status, said, _ = call("convert", tmp_path / "BertForMaskedLM", *words)
     assert status == 0
     assert "1 of 2 gates would be converted" in said

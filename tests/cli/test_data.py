@@ -3,6 +3,7 @@
 import datasets
 import pytest
 
+from hf_lgelu.cli.arguments import RowArguments
 from hf_lgelu.cli.data import Rows, load_splits
 
 
@@ -17,7 +18,7 @@ def test_files_of_every_kind(ending, tmp_path):
     else:
         {"csv": rows.to_csv, "jsonl": rows.to_json, "parquet": rows.to_parquet}[ending](file)
     assert load_splits(str(file))["train"]["text"][:] == ["one two", "three"]
-    assert Rows(str(file), rows, None, split="train").description == f"Rows.{ending}"
+    assert Rows(str(file), rows, RowArguments(model="m"), split="train").description == f"Rows.{ending}"
     other = file.rename(tmp_path / "rows.xyz")
     with pytest.raises(ValueError, match=r"\.xyz.*\.csv, \.json"):
         load_splits(str(other))
