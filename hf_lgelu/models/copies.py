@@ -13,7 +13,6 @@ from accelerate.hooks import remove_hook_from_submodules
 from accelerate.utils import align_module_device, has_offloaded_params
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
-from torch.nn.utils.parametrize import is_parametrized
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
@@ -56,17 +55,13 @@ def with_values_in_memory(model: Model) -> Model:
 def require_unflattened(owners: Iterable[tuple[str, LambdaGate]]) -> None:
     """Raise RuntimeError, in all processes, if an s is no parameter of its gate: FSDP1 flattens s into shards."""
     for name, owner in owners:
-        s, whose = owner.raw_hardness, f"the raw hardness of {name or 'a gate'}"
-        if is_parametrized(owner, "raw_hardness"):
-            why = f"a parametrization computes {whose}. Remove it: remove_parametrizations(gate, 'raw_hardness')"
-        elif getattr(s, "_fsdp_flattened", False) or not isinstance(s, nn.Parameter):
-            why = (
-                f"FSDP1 has flattened {whose} into shards, and its λ is not known. Wrap with FSDP2 (fully_shard; "
-                "fsdp_version: 2 in accelerate's config) or DistributedDataParallel"
+        s = owner.raw_hardness
+        if getattr(s, "_fsdp_flattened", False) or not isinstance(s, nn.Parameter):
+            raise RuntimeError(
+                f"the raw hardness of {name or 'a gate'} is no parameter of the gate, so its λ is not known. If FSDP1 "
+                "has flattened it into shards, wrap with FSDP2 (fully_shard; fsdp_version: 2 in accelerate's config) "
+                "or DistributedDataParallel. If it has a parametrization, remove that"
             )
-        else:
-            continue
-        raise RuntimeError(why)
 
 
 def changeable_module(model: nn.Module, *, temporarily: bool = False) -> nn.Module:

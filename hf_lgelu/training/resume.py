@@ -14,7 +14,8 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import get_last_checkpoint, sort_checkpoints
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 
-from hf_lgelu.models.config_keys import gate_names
+from hf_lgelu.activation.gates import GATES
+from hf_lgelu.models.config_keys import config_entries
 from hf_lgelu.models.loading import from_pretrained
 from hf_lgelu.models.record import RECORD_KEY
 
@@ -64,24 +65,22 @@ def require_same_gates(folder: str, model: nn.Module) -> None:
     config = Path(folder, CONFIG_NAME)
     if not isinstance(model, PreTrainedModel) or not config.is_file():
         return
-    saved_config, own_config = config.read_text(encoding="utf-8"), model.config.to_json_string()
-    written, built = gate_names(saved_config), gate_names(own_config)
-    differing = sorted(written ^ built) if written and built else []
-    told, there = _records(json.loads(saved_config)), _records(json.loads(own_config))
-    differing += [entry["site"] for entry in (*told, *there) if entry not in told or entry not in there]
+    told, there = map(_gates_said, (json.loads(config.read_text(encoding="utf-8")), model.config.to_dict()))
+    differing = [".".join(path) for path in {**told, **there} if told.get(path) != there.get(path)]
     if differing:
         raise ValueError(
-            f"the gates of the checkpoint {folder} and of the model differ ({', '.join(dict.fromkeys(differing))}), so "
-            "they are different functions. Resume after the same surgery, or load it with hf_lgelu.from_pretrained"
+            f"the configs of the checkpoint {folder} and of the model say other gates ({', '.join(differing)}), so they "
+            "are different functions. Resume after the same surgery, or load it with hf_lgelu.from_pretrained"
         )
 
 
-def _records(config: Any) -> list[dict[str, Any]]:
-    """All entries of the records of gates in a config from JSON, and in the configs inside it."""
-    if not isinstance(config, dict):
-        return []
-    inner = [entry for key, value in config.items() if key != RECORD_KEY for entry in _records(value)]
-    return [*(config.get(RECORD_KEY) or []), *inner]
+def _gates_said(config: Any) -> dict[tuple[str, ...], Any]:
+    """{path: names of λ-gates and records of gates} in a config, or in its JSON."""
+    return {
+        path: value
+        for path, value in config_entries(config)
+        if path[-1] == RECORD_KEY or str(value).removeprefix("gated-") in GATES
+    }
 
 
 def load_renamed(folder: str, model: nn.Module) -> bool:
