@@ -199,6 +199,6 @@ def preview_conversion(model: nn.Module, data: Any, config: ConversionConfig) ->
             dearest = ", ".join(f"{name} {cost:.3g}" for name, cost in costs if math.isfinite(cost))
             lines.append(f"The gates that cost most, each swapped alone: {dearest}. `keep` leaves gates smooth.")
         with exchange.plain_swap(model).applied():
-            lines += [f"still smooth: {call}" for call in still_smooth(model, task.folds, config.outputs)]
+            lines += [f"still smooth: {call}" for call in still_smooth(model, task.folds)]
         lines += [f"warning: with ReLU in its config, {text}" for text in runtime_warnings(model)]
         return "\n".join([*lines, *(f"warning: {text}" for text in task.warnings)])

@@ -11,7 +11,7 @@ the values without the guard next to the record.
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -246,7 +246,7 @@ def rebuild_gates(model: PreTrainedModel, record: SiteRecord) -> None:
     if not isinstance(record, list) or not all(map(_is_entry, record)):  # anybody can write a config
         raise ValueError(f"the config's {RECORD_KEY!r} is no record of λ-GELU sites: {str(record)[:80]}")
     calls = {entry["site"]: entry["call"] for entry in record if "call" in entry}
-    restore_calls(model, calls, lambda name: _names(model, name))
+    restore_calls(model, calls)
     absent = []
     for entry in record:
         name = entry["site"]
@@ -292,14 +292,11 @@ def _is_entry(entry: Any) -> bool:
     return isinstance(entry, Mapping) and isinstance(entry.get("site"), str)
 
 
-def restore_calls(
-    model: nn.Module, recorded: Mapping[str, Mapping[str, Any]], names_of: Callable[[str], Sequence[str]]
-) -> None:
+def restore_calls(model: nn.Module, recorded: Mapping[str, Mapping[str, Any]]) -> None:
     """Put ReLU in the place of the calls in `recorded`, which `recorded_calls` gave. In place.
 
-    `rebuild_gates` then replaces each ReLU by its gate. `names_of` gives the names that a recorded module may have in
-    this model. A module without any of these names is skipped. Raises ValueError for a call that the code
-    does not have.
+    `rebuild_gates` then replaces each ReLU by its gate. A recorded module that the model lacks is skipped. Raises
+    ValueError for a call that the code does not have.
     """
     found: dict[nn.Module, dict[int, Call]] = defaultdict(dict)
     for name, said in recorded.items():
@@ -310,7 +307,7 @@ def restore_calls(
         except (TypeError, ValueError) as error:
             raise ValueError(f"the config's record has no readable call at {name}: {str(said)[:80]}") from error
         modules = dict(model.named_modules(remove_duplicate=False))
-        names = [each.rpartition(f"{CALLED}.")[0].removesuffix(".") for each in names_of(name)]
+        names = [each.rpartition(f"{CALLED}.")[0].removesuffix(".") for each in _names(model, name)]
         owners = [modules[each] for each in dict.fromkeys(names) if each in modules]
         if owners:  # else the call was in a head that this model lacks
             owner = next((each for each in owners if chain_of(type(each), call)), owners[0])

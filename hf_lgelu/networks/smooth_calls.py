@@ -5,20 +5,18 @@ tanh are no modules. So the operations themselves are watched here.
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from threading import get_ident
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.networks.calls import LIBRARIES, frames_inside, line_of
 from hf_lgelu.networks.elementwise import FunctionModule, is_piecewise_linear, values_at
-from hf_lgelu.networks.outputs import task_outputs
-from hf_lgelu.networks.run import Inputs, call_alike, evaluation_mode, forward_hooks, run_example
+from hf_lgelu.networks.run import Inputs, run_example
 from hf_lgelu.networks.sites import is_activation, uncompiled
 
 # erf, tanh and sigmoid catch written-out formulas; hardswish is quadratic between its corners.
@@ -98,34 +96,6 @@ def find_smooth_calls(model: nn.Module, inputs: Inputs) -> list[SmoothCall]:
         for (module_id, operation, line), count in watch.counts.items()
         if operation != _OWN_FORMULA or module_id not in named
     ]
-
-
-def unused_modules(
-    model: nn.Module, inputs: Inputs, names: Collection[str], outputs: Sequence[str] | None = None
-) -> set[str]:
-    """The names of the modules that no counted output depends on, for example the pooler of an encoder.
-
-    Gradients show it. Without gradients every module counts as used.
-    """
-    modules = {module: name for name, module in model.named_modules() if name in names}
-    seen: list[tuple[str, Tensor]] = []
-
-    def see(module: nn.Module, arguments: Any, output: Any) -> None:
-        if isinstance(output, Tensor) and output.is_floating_point():
-            seen.append((modules[module], output if output.requires_grad else output.requires_grad_()))
-
-    try:
-        with torch.enable_grad(), evaluation_mode(model), forward_hooks(modules, see):
-            counted = task_outputs(call_alike(model, inputs), outputs).values()
-            gradients = torch.autograd.grad(
-                [value.float().sum() for value in counted if value.requires_grad],
-                [output for _, output in seen],
-                allow_unused=True,
-            )
-    except (RuntimeError, ValueError):
-        return set()
-    used = {name for (name, _), gradient in zip(seen, gradients, strict=True) if gradient is not None}
-    return {name for name, _ in seen} - used
 
 
 class _Watch(TorchDispatchMode):

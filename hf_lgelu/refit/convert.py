@@ -19,7 +19,7 @@ from hf_lgelu.models.graph_gates import with_gate_modules
 from hf_lgelu.models.weight_norms import ComputedWeight, compute_again, with_plain_weights
 from hf_lgelu.networks.batches import read_batches
 from hf_lgelu.networks.calls import CALLED_KINDS, Network
-from hf_lgelu.networks.smooth_calls import find_smooth_calls, unused_modules
+from hf_lgelu.networks.smooth_calls import find_smooth_calls
 from hf_lgelu.processes import known_processes
 from hf_lgelu.refit.config import ConversionConfig
 from hf_lgelu.refit.folds import Folds, SecondSet, deal_folds, load_own
@@ -162,15 +162,13 @@ def prepare(network: Network, data: Any, config: ConversionConfig, progress: boo
     return Task(network.read, folds, choose_exchange(network.read, folds, config), config, progress, warnings)
 
 
-def still_smooth(model: nn.Module, folds: Folds, outputs: Sequence[str] | None) -> tuple[str, ...]:
-    """The smooth operations on the way to the outputs that count, in words; some run in large batches only."""
-    few = folds.samples.few.inputs
-    loads = itertools.chain([few], (batch.load().inputs for batch in folds.held_out))
+def still_smooth(model: nn.Module, folds: Folds) -> tuple[str, ...]:
+    """The smooth operations that run, in words; some run in large batches only."""
+    loads = itertools.chain([folds.samples.few.inputs], (batch.load().inputs for batch in folds.held_out))
     calls = {
         (call.module, call.operation, call.line): call for inputs in loads for call in find_smooth_calls(model, inputs)
     }
-    unused = unused_modules(model, few, [call.module for call in calls.values() if call.module], outputs)
-    return tuple(str(call) for call in calls.values() if call.module not in unused)
+    return tuple(map(str, calls.values()))
 
 
 def report_of(
@@ -208,6 +206,6 @@ def report_of(
         config=task.config.to_dict(),
         outputs=tuple(task.few.tensors),
         uncounted=task.few.uncounted,
-        smooth_calls=still_smooth(best.model, folds, task.config.outputs),
+        smooth_calls=still_smooth(best.model, folds),
         seconds=time.perf_counter() - started,
     )

@@ -69,8 +69,8 @@ def require_same_gates(folder: str, model: nn.Module) -> None:
     differing = [".".join(path) for path in {**told, **there} if told.get(path) != there.get(path)]
     if differing:
         raise ValueError(
-            f"the configs of the checkpoint {folder} and of the model say other gates ({', '.join(differing)}), so they "
-            "are different functions. Resume after the same surgery, or load it with hf_lgelu.from_pretrained"
+            f"the configs of the checkpoint {folder} and of the model say other gates ({', '.join(differing)}), so "
+            "they are different functions. Resume after the same surgery, or load it with hf_lgelu.from_pretrained"
         )
 
 

@@ -113,27 +113,6 @@ def test_threads_convert_one_model_and_two_as_each_alone(model, monkeypatch):
         assert all(torch.equal(value, found["first"][key]) for key, value in found[name].items())
 
 
-class WithPooler(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net, self.pooler, self.head = nn.Sequential(nn.Linear(6, 12), nn.GELU()), nn.Tanh(), nn.Linear(12, 4)
-
-    def forward(self, x, use=False):
-        found = self.net(x)
-        self.seen = self.pooler(found)
-        return {"logits": self.head(self.seen if self.use else found)}
-
-    use = False
-
-
-@pytest.mark.parametrize("use", [False, True])
-def test_what_no_output_uses_is_not_listed_as_smooth(use):
-    network = WithPooler()
-    network.use = use
-    listed = convert_to_relu(network, rows(200)).report.smooth_calls
-    assert [call.partition(" ")[0] for call in listed] == ["pooler"] * use
-
-
 @pytest.mark.parametrize("family", [gpt2, llama])
 def test_a_language_model_without_data_samples_text(family):
     network = family()
