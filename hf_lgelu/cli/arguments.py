@@ -9,10 +9,9 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 from hf_lgelu.refit.config import EFFORTS, ConversionConfig
@@ -29,19 +28,29 @@ EXPORT_FORMS = {
 }
 """The forms that `hf-lgelu export --to` writes. The first two are checkpoints with a card, of models with λ-GELU."""
 
+_OF_EVALUATION = ("evaluation", "evaluation_split", "evaluation_config")
 _OF_A_CARD = ("push_to_hub", "license", "max_eval_samples")
 _OF_INT8 = ("data", "data_split", "data_config", "max_samples", "original", "operations", "allow_worse")
 _OF_A_FORM = {
     "allow_soft": ("relu",),
     "opset": ("onnx",),
     "label_column": ("relu", "gelu", "int8"),
-    "evaluation": ("relu", "gelu", "onnx"),
+    **dict.fromkeys(_OF_EVALUATION, ("relu", "gelu", "onnx")),
     **dict.fromkeys(_OF_A_CARD, ("relu", "gelu")),
     **dict.fromkeys(_OF_INT8, ("int8",)),
 }
+"""{option of `hf-lgelu export`: the forms that take it}; all forms take the other options."""
 
-MOST_USED = "most used"
-GROUPS = ("input", "method", "output", "Hub")  # the groups of the other options, in the order of help
+_OF_A_SET = ("column", "pair_column", "label_column", "sequence_length", *_OF_EVALUATION[1:], "max_eval_samples")
+_NEEDS = {
+    "private": ("push_to_hub",),
+    "onnx_dir": ("int8",),
+    "data_config": ("data",),
+    **dict.fromkeys(_OF_A_SET, ("evaluation", "data")),
+}
+"""{option: the options of which it needs one}."""
+
+GROUPS = ("most used", "input", "method", "output", "Hub")
 
 
 def _option(group: str, help: str, default: Any = dataclasses.MISSING, **settings: Any) -> Any:
@@ -51,16 +60,16 @@ def _option(group: str, help: str, default: Any = dataclasses.MISSING, **setting
     return field(default=default, metadata={"group": group, "help": help.replace("%", "%%"), **settings})
 
 
-_input, _method, _output, _hub = (partial(_option, group) for group in GROUPS)
+_first, _input, _method, _output, _hub = (partial(_option, group) for group in GROUPS)
 
 
-def _of_config(name: str, **settings: Any) -> Any:
+def _of_config(name: str, option: Callable[..., Any] = _method, **settings: Any) -> Any:
     """An option of ConversionConfig, with the help in its docstring."""
     words = re.search(
         rf"^    {name}: (.*?)(?=^    \S|\n\n)", inspect.getdoc(ConversionConfig) or "", re.DOTALL | re.MULTILINE
     )
     help = re.sub(r"`([^`]*)`", r"\1", " ".join(words[1].split())) if words else ""
-    return _method(help, getattr(ConversionConfig, name), **settings)
+    return option(help, getattr(ConversionConfig, name), **settings)
 
 
 def named(text: str | None) -> list[str] | None:
@@ -74,8 +83,6 @@ class Arguments:
 
     command: ClassVar[str]
     examples: ClassVar[tuple[str, str]]
-    most_used: ClassVar[tuple[str, ...]] = ()
-    """The options that help shows first."""
 
     @property
     def progress(self) -> bool:
@@ -84,7 +91,12 @@ class Arguments:
 
     def __post_init__(self) -> None:
         for name in ("max_samples", "max_eval_samples", "batch_size"):
-            _require(self, name, getattr(self, name, None) is None or getattr(self, name) >= 1, "1 or more")
+            if getattr(self, name, None) is not None and getattr(self, name) < 1:
+                raise ValueError(f"--{name} must be 1 or more, got {getattr(self, name)}")
+        given = {name for name, value in vars(self).items() if value not in (None, False, "none")}
+        for name, others in _NEEDS.items():
+            if name in given and given.isdisjoint(others):
+                raise ValueError(f"--{name} needs --{' or --'.join(others)}")
         if (folder := getattr(self, "output_dir", None)) is not None:
             vars(self)["output_dir"] = os.path.expanduser(folder)  # a shell leaves ~ as it is in --output_dir=~/relu
 
@@ -93,7 +105,7 @@ class Arguments:
 class CheckpointArguments(Arguments):
     """The checkpoint, which is given without the name of an option."""
 
-    model: str = _input("Folder or Hub id of the checkpoint.", is_word=True, reads="model")
+    model: str = _first("Folder or Hub id of the checkpoint.", is_word=True, reads="model")
     trust_remote_code: bool = _input(  # transformers' messages have `trust_remote_code=True`
         "Run code that the checkpoint brings. Default: not run.", False, argument="trust_remote_code=True"
     )
@@ -123,17 +135,12 @@ class RowArguments(CheckpointArguments):
         "Show no progress. Default: a line per layer, and bars where stderr is a terminal.", False
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require(self, "seed", 0 <= self.seed < 2**32, "from 0 to below 2**32")
-        _require(self, "sequence_length", self.sequence_length is None or self.sequence_length >= 2, "2 or more")
-
 
 @dataclass(kw_only=True)
 class OutputArguments(RowArguments):
     """The inputs on which networks are compared, the folder that a command writes, and where it goes."""
 
-    evaluation: str | None = _input(
+    evaluation: str | None = _first(
         f"Inputs on which networks are compared: {_DATA}, or none. Labels give a score. Default: the validation or "
         "test split of --data (convert), else random inputs.",
         None,
@@ -150,7 +157,7 @@ class OutputArguments(RowArguments):
     image_size: int | None = _input(
         "Of pictures for an ONNX file: their height and width. Default: as the file says.", None
     )
-    output_dir: str = _output("Folder to write. It is written whole or not at all.")
+    output_dir: str = _first("Folder to write. It is written whole or not at all.")
     overwrite: bool = _output("Replace an output folder that holds a model. Default: refused.", False)
     license: str | None = _output(
         "Licence for the card, as the Hub spells it. Default: the licence on the original's card.", None
@@ -159,19 +166,6 @@ class OutputArguments(RowArguments):
         "Push the folder with its card to this Hub repository, such as user/model. Default: nothing is pushed.", None
     )
     private: bool = _hub("Make a new Hub repository private. Default: as your account is set.", False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.private and self.push_to_hub is None:
-            raise ValueError("--private needs --push_to_hub, which says where to push")
-        unread = [f"--{name}" for name in self._of_a_set() if getattr(self, name) is not None]
-        if unread:
-            raise ValueError(f"{' and '.join(unread)}: the data set for this is not given; leave it out")
-
-    def _of_a_set(self) -> Sequence[str]:
-        """The options of data sets that are not given."""
-        options = ("evaluation_split", "evaluation_config", "max_eval_samples", "column", "pair_column", "label_column")
-        return () if self.evaluation not in (None, "none") else (*options, "sequence_length")
 
 
 @dataclass(kw_only=True)
@@ -183,10 +177,9 @@ class ConvertArguments(OutputArguments):
         "hf-lgelu convert runs/tabular --data rows.csv --output_dir out/relu",
         "hf-lgelu convert you/your-gpt2 --data you/texts --max_samples 64 --output_dir out/relu",
     )
-    most_used = ("model", "data", "output_dir", "max_samples", "evaluation", "effort", "width", "dry_run")
 
-    model: str = _input("Folder or Hub id of the checkpoint, or an ONNX file.", is_word=True, reads="model")
-    data: str | None = _input(
+    model: str = _first("Folder or Hub id of the checkpoint, or an ONNX file.", is_word=True, reads="model")
+    data: str | None = _first(
         f"Unlabelled inputs from where the model is used: {_DATA}; of an ONNX file, a folder of pictures, or arrays in "
         "an .npz or .npy file. Default: a language model samples 8,192 tokens of text; other models need inputs.",
         None,
@@ -194,11 +187,11 @@ class ConvertArguments(OutputArguments):
     )
     data_split: str = _input("Split of --data. Default: train.", "train")
     data_config: str | None = _input("Configuration of --data. Default: the only one.", None)
-    max_samples: int | None = _input(
+    max_samples: int | None = _first(
         f"The most rows, sequences or images of --data. Default: {_AMOUNT}, but at least 32.", None
     )
-    effort: str | None = _of_config("effort", choices=EFFORTS)
-    width: float = _of_config("width")
+    effort: str | None = _of_config("effort", _first, choices=EFFORTS)
+    width: float = _of_config("width", _first)
     batch_size: int | None = _of_config("batch_size")
     distill_steps: int | None = _of_config("distill_steps")
     bf16: bool = _of_config("bf16")
@@ -212,7 +205,7 @@ class ConvertArguments(OutputArguments):
     )
     max_kl: float = _of_config("max_kl")
     strict: bool = _of_config("strict")
-    dry_run: bool = _output(
+    dry_run: bool = _first(
         "Fit and write nothing: print what would be converted and refused, what the plain swap would cost, which gates "
         "cost most, and what stays smooth. Default: convert.",
         False,
@@ -220,7 +213,6 @@ class ConvertArguments(OutputArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require(self, "keep", bool(named(self.keep)), "a number, or names with commas")
         self.config()  # raises for options that do not go together
 
     def config(self, max_samples: int | None = None) -> ConversionConfig:
@@ -228,12 +220,6 @@ class ConvertArguments(OutputArguments):
         own = {field.name: getattr(self, field.name) for field in fields(ConversionConfig) if hasattr(self, field.name)}
         keep = int(self.keep) if self.keep.isdecimal() else named(self.keep) or 0
         return ConversionConfig(**own | {"keep": keep, "outputs": named(self.outputs), "max_samples": max_samples})
-
-    def _of_a_set(self) -> Sequence[str]:
-        if self.data is None:
-            return (*super()._of_a_set(), "data_config")
-        # Without --evaluation, another split of --data may be taken.
-        return ("evaluation_split", "evaluation_config", "max_eval_samples") if self.evaluation == "none" else ()
 
 
 @dataclass(kw_only=True)
@@ -246,10 +232,10 @@ class ExportArguments(OutputArguments):
         "hf-lgelu export out/relu --to int8 --data texts.txt --output_dir out/int8 --original you/your-bert",
     )
 
-    to: str = _method(
+    to: str = _first(
         f"{'; '.join(map(': '.join, EXPORT_FORMS.items()))}. Default: relu.", "relu", choices=tuple(EXPORT_FORMS)
     )
-    data: str | None = _input(
+    data: str | None = _first(
         f"Inputs from where the model is used, which int8 needs and other forms do not take: {_DATA}. Default: none.",
         None,
         reads="dataset",
@@ -281,9 +267,6 @@ class ExportArguments(OutputArguments):
         if self.to == "int8" and self.data is None:
             raise ValueError("--to int8 needs --data: inputs from where the model is used")
 
-    def _of_a_set(self) -> Sequence[str]:
-        return super()._of_a_set() if self.data is None else ("evaluation_split", "evaluation_config")
-
 
 @dataclass(kw_only=True)
 class CompareArguments(RowArguments):
@@ -295,19 +278,13 @@ class CompareArguments(RowArguments):
         "hf-lgelu compare you/your-bert out/relu --data texts.txt --int8",
     )
 
-    converted: str = _input("Folder or Hub id of the converted checkpoint.", is_word=True, reads="model")
-    data: str = _input(f"Inputs for both networks, best not those of the conversion: {_DATA}.", reads="dataset")
+    converted: str = _first("Folder or Hub id of the converted checkpoint.", is_word=True, reads="model")
+    data: str = _first(f"Inputs for both networks, best not those of the conversion: {_DATA}.", reads="dataset")
     data_split: str | None = _input("Split of --data. Default: validation or test, else the only split.", None)
     data_config: str | None = _input("Configuration of --data. Default: the only one.", None)
     max_samples: int | None = _input(f"The most inputs of --data. Default: {_AMOUNT}.", None)
-    int8: bool = _method("Add both networks in int8, by ONNX. Default: only float32, by torch.", False)
+    int8: bool = _first("Add both networks in int8, by ONNX. Default: only float32, by torch.", False)
     onnx_dir: str | None = _output("Folder in which the ONNX files of --int8 are kept. Default: not kept.", None)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.onnx_dir is not None:
-            _require(self, "onnx_dir", self.int8, "left out without --int8")
-            _require(self, "onnx_dir", not any(Path(self.onnx_dir).glob("*.onnx")), "a folder without ONNX files")
 
 
 @dataclass(kw_only=True)
@@ -331,11 +308,6 @@ class DemoArguments(Arguments):
     examples = ("hf-lgelu demo", "hf-lgelu demo --output_dir out/digits")
 
     output_dir: str = _output("Folder to write. Default: hf-lgelu-demo.", "hf-lgelu-demo")
-
-
-def _require(arguments: Any, name: str, is_right: bool, what: str) -> None:
-    if not is_right:
-        raise ValueError(f"--{name} must be {what}, got {getattr(arguments, name)!r}")
 
 
 COMMANDS: dict[str, type[Arguments]] = {

@@ -5,7 +5,6 @@ The module of a command, and with it torch, is imported when the command runs.
 
 import argparse
 import dataclasses
-import difflib
 import importlib
 import os
 import re
@@ -13,11 +12,11 @@ import signal
 import sys
 import threading
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hf_lgelu.cli.arguments import COMMANDS, GROUPS, MOST_USED, OPTIONS, Arguments
+from hf_lgelu.cli.arguments import COMMANDS, GROUPS, OPTIONS, Arguments
 from hf_lgelu.cli.data import open_sets
 from hf_lgelu.files import local, require_replaceable, require_there
 from hf_lgelu.version import __version__
@@ -26,94 +25,63 @@ FAILED, WRONG_CALL = 1, 2
 """Exit statuses; 0 is success, 128 + n is an end by signal n."""
 
 
-class _WrongCallError(ValueError):
-    """A wrong word in a call."""
+class _Parser(argparse.ArgumentParser):
+    """Prints what is wrong with a call in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(WRONG_CALL, f"{self.prog}: {in_options(message.removeprefix('argument '))}; {self.prog} --help\n")
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """The exit status of a call with `words` or the command line's. One line on stderr says why it failed."""
-    words = list(sys.argv[1:] if words is None else words)
-    if words[:1] in (["-h"], ["--help"]):
-        width = max(map(len, COMMANDS))
-        print("usage: hf-lgelu COMMAND ...\n")
-        print(
-            "Turn smooth networks into ReLU networks: by learned hardness (λ-GELU), or by a refit without training.\n"
-        )
-        print("\n".join(f"  {name:{width}}  {kind.__doc__}" for name, kind in COMMANDS.items()))
-        print("\nhf-lgelu COMMAND --help has the options of each, and two examples.")
-        return 0
-    if words[:1] == ["--version"]:
-        print(__version__)
-        return 0
     try:
-        if not words:
-            raise _WrongCallError(f"give a command: {', '.join(COMMANDS)}; hf-lgelu --help says what they do")
-        name = words[0]
-        if name not in COMMANDS:
-            raise _WrongCallError(f"there is no command {name!r}{did_you_mean(name, COMMANDS)}; hf-lgelu --help")
-        arguments = _arguments(COMMANDS[name], words[1:])
-    except _WrongCallError as error:
-        print(f"hf-lgelu: {error}", file=sys.stderr)
-        return WRONG_CALL
-    return 0 if arguments is None else _answer(arguments)
+        arguments = _arguments(list(sys.argv[1:] if words is None else words))
+    except SystemExit as left:  # after help, or a wrong call
+        return int(left.code or 0)
+    return _answer(arguments)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise _WrongCallError(message.removeprefix("argument "))
-
-
-def parser_of(kind: type[Arguments]) -> argparse.ArgumentParser:
-    """The parser of a command: each field of its dataclass is an option in one of the groups."""
-
-    def order(entry: Any) -> tuple[int, ...]:
-        """The key that sorts a group: the most used, required options, words without a name, the data."""
-        return (
-            [*kind.most_used, entry.name].index(entry.name),
-            entry.default is not dataclasses.MISSING,
-            "is_word" not in entry.metadata,
-            not entry.name.startswith("data"),
-        )
-
-    options = sorted(dataclasses.fields(kind), key=order)
-    required = [entry for entry in options if entry.default is dataclasses.MISSING]
-    names = [("" if "is_word" in entry.metadata else f"--{entry.name} ", entry.name.upper()) for entry in required]
-    examples = "\n".join(f"  {example}" for example in kind.examples)
+def command_line() -> tuple[_Parser, dict[str, _Parser]]:
+    """The parser of a call, and the parsers of the commands by name."""
     parser = _Parser(
-        prog=f"hf-lgelu {kind.command}",
-        usage=" ".join([f"hf-lgelu {kind.command}", *map("".join, names), "[OPTIONS]"]),
+        prog="hf-lgelu",
+        description="Turn smooth networks into ReLU networks: by learned hardness (λ-GELU), or without training.",
+        epilog="hf-lgelu COMMAND --help has the options of each, and two examples.",
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for kind in COMMANDS.values():
+        _add_command(commands, kind)
+    return parser, commands.choices
+
+
+def _add_command(commands: Any, kind: type[Arguments]) -> None:
+    """Add the parser of a command: each field of its dataclass is an option in one of the groups."""
+    required = [entry for entry in dataclasses.fields(kind) if entry.default is dataclasses.MISSING]
+    names = [("" if "is_word" in entry.metadata else f"--{entry.name} ") + entry.name.upper() for entry in required]
+    examples = "\n".join(f"  {example}" for example in kind.examples)
+    parser = commands.add_parser(
+        kind.command,
+        usage=" ".join([f"hf-lgelu {kind.command}", *names, "[OPTIONS]"]),
+        help=kind.__doc__,
         description=kind.__doc__,
         epilog=f"examples:\n{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    grouped = [(MOST_USED if entry.name in kind.most_used else entry.metadata["group"], entry) for entry in options]
-    for title in (MOST_USED, *GROUPS):
-        group = parser.add_argument_group(title)
-        for entry in (entry for of, entry in grouped if of == title):
-            name, help = entry.name, entry.metadata["help"]
-            # `str | None` is read as str.
-            of_type = next(iter(typing.get_args(entry.type)), entry.type)
-            if "is_word" in entry.metadata:
-                group.add_argument(name, metavar=name.upper(), help=help)
-            elif of_type is bool:
-                group.add_argument(f"--{name}", action="store_true", help=help)
-            else:
-                group.add_argument(
-                    f"--{name}",
-                    type=of_type,
-                    default=entry.default,
-                    required=entry in required,
-                    choices=entry.metadata.get("choices"),
-                    help=help,
-                )
-    return parser
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The hint " (did you mean x?)" with the known name nearest to `word`, or ""."""
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean {near[0]}?)" if near else ""
+    groups = {title: parser.add_argument_group(title) for title in GROUPS}
+    for entry in sorted(dataclasses.fields(kind), key=lambda entry: entry not in required):
+        name, help, group = entry.name, entry.metadata["help"], groups[entry.metadata["group"]]
+        of_type = next(iter(typing.get_args(entry.type)), entry.type)  # `str | None` is read as str
+        if "is_word" in entry.metadata:
+            group.add_argument(name, metavar=name.upper(), help=help)
+        elif of_type is bool:
+            group.add_argument(f"--{name}", action="store_true", help=help)
+        else:
+            choices, default = entry.metadata.get("choices"), entry.default
+            group.add_argument(
+                f"--{name}", type=of_type, default=default, required=entry in required, choices=choices, help=help
+            )
 
 
 def in_options(text: str) -> str:
@@ -138,25 +106,19 @@ def _stop_saying() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _arguments(kind: type[Arguments], words: Sequence[str]) -> Arguments | None:
-    """The arguments in a command's words; None if the words ask for help, which is printed."""
-    parser = parser_of(kind)
-    if "-h" in words or "--help" in words:
-        parser.print_help()
-        return None
+def _arguments(words: list[str]) -> Arguments:
+    """The arguments in the words of a call. Exits after help, and for a wrong call."""
+    # A dash in the name of an option stands for an underscore.
+    words = [re.sub("^--[^=]*", lambda name: f"--{name[0][2:].replace('-', '_')}", word) for word in words]
+    parser, commands = command_line()
+    found = vars(parser.parse_args(words))
+    name = found.pop("command")
+    if "" in words:
+        commands[name].error("an argument is empty")
     try:
-        if "" in words:
-            raise ValueError("an argument is empty")
-        # A dash in the name of an option stands for an underscore.
-        words = [re.sub("^--[^=]*", lambda name: f"--{name[0][2:].replace('-', '_')}", word) for word in words]
-        known = [f"--{entry.name}" for entry in dataclasses.fields(kind) if "is_word" not in entry.metadata]
-        # argparse would first name what is missing: for --dta, that --data was left out.
-        for name in (word.partition("=")[0] for word in words if word.startswith("--")):
-            if name not in known:
-                raise ValueError(f"there is no option {name}{did_you_mean(name, known)}")
-        return kind(**vars(parser.parse_args(words)))
+        return COMMANDS[name](**found)
     except ValueError as error:
-        raise _WrongCallError(f"{kind.command}: {in_options(str(error))}; hf-lgelu {kind.command} --help") from error
+        commands[name].error(str(error))
 
 
 def _answer(arguments: Arguments) -> int:

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from hf_lgelu.cli import demo
-from hf_lgelu.cli.arguments import COMMANDS
-from hf_lgelu.cli.command import parser_of
+from hf_lgelu.cli.command import command_line
 from hf_lgelu.models.checkpoint import load_checkpoint
 
 
@@ -34,7 +33,7 @@ def test_the_demo_writes_networks_and_rows_for_the_calls_that_it_names(call, tmp
     *named, last = [shlex.split(line)[1:] for line in said.splitlines() if line.startswith("  hf-lgelu")]
     assert "YOUR_MODEL" in last
     for command, *words in named:
-        arguments = parser_of(COMMANDS[command]).parse_args(words)
+        arguments = command_line()[1][command].parse_args(words)
         given = [getattr(arguments, entry, None) for entry in ("model", "converted", "data", "evaluation")]
         assert all(Path(path).exists() for path in given if path is not None)
     assert call("demo", "--output_dir", folder)[0] == 1
