@@ -38,10 +38,10 @@ class LinearMap:
     channels: int  # the axis of the map's output along which its channels lie, from the left
     scale: Tensor  # ∂aim/∂output, per channel
     scale_after_norm: Tensor  # ∂aim/∂(the output of `norm`); without a norm the scale
-    path: list[Node] = field(default_factory=list)  # the operations after the map, up to the aim
-    layout: tuple[Any, ...] = ()  # the moves (reshape, transposition) on the path, to compare with another map's
+    to_aim: list[Node] = field(default_factory=list)  # the operations after the map, up to the aim
+    layout: tuple[Any, ...] = ()  # the moves (reshape, transposition) on the way, to compare with another map's
     undo: list[Callable[[Tensor, Sizes], Tensor]] = field(default_factory=list)  # back to the layout of the output
-    norm: Node | None = None  # the first BatchNorm on the path
+    norm: Node | None = None  # the first BatchNorm on the way
     bias: StoredValue | None = None  # to which a constant per channel can be added
     bias_scale: Tensor | None = None  # ∂aim/∂bias, per channel
 
@@ -137,7 +137,7 @@ class AimFinder:
         linear = LinearMap(operation, output, shape, len(shape) + channel_axis, ones, ones)
         while len(following := list(linear.aim.users)) == 1 and self._keeps_apart(linear, following[0]):
             linear.aim = following[0]
-            linear.path.append(linear.aim)
+            linear.to_aim.append(linear.aim)
         after_norm = None if linear.norm is None else self._recording.stored_value(linear.norm.args[2])
         is_tied = operation.weight_name in self._recording.tied  # an embedding may use it, too
         uses = 1 if is_tied else len(self._recording.parameter_users(operation.weight_name))

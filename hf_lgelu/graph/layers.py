@@ -70,8 +70,8 @@ class Layer:
     sites: tuple[int, ...]  # the gates; none: the maps read gated units (`_readers`), or are tied
     uses: tuple[tuple[LinearMap, ...], ...]
     feeds_itself: bool  # whether one use reads the output of another
-    fed: "FedGate | None"  # the gate of a depthwise map, where nothing else takes its output
-    path: tuple[Node, ...]  # from that gate's call to the map's input
+    depthwise_gate: "FedGate | None"  # the gate of a depthwise map, where nothing else takes its output
+    from_gate: tuple[Node, ...]  # from that gate's call to the map's input
     is_tied: bool  # whether other modules hold the weight: only the bias is refitted
 
     @property
@@ -150,7 +150,7 @@ def _reached_maps(
     for node in recording.operations:
         operation = read_affine(node, recording)
         if operation is not None and operation.mixes:
-            for later in finder.find(operation).path:
+            for later in finder.find(operation).to_aim:
                 correcting[later].append(node)
     reached: dict[Node, set[int]] = defaultdict(set)
     uncounted = []
@@ -208,8 +208,8 @@ def _layer_of(
         sites=tuple(sorted(set().union(*(reached.get(use.operation.node, ()) for uses in group for use in uses)))),
         uses=(tuple(uses[0] for uses in group), *((use,) for use in further)),
         feeds_itself=any(use.operation.data in written for use in further),
-        fed=fed,
-        path=path,
+        depthwise_gate=fed,
+        from_gate=path,
         is_tied=first.operation.weight_name in recording.tied,
     )
 
@@ -350,7 +350,7 @@ def _is_decided(recording: Recording, finder: AimFinder, operation: AffineOperat
 
 def _made_of(stored: StoredValue | None) -> Any:
     """A key of a value's computation, the same for each use."""
-    return stored and (stored.name, [(node.target, node.args[1:], node.kwargs) for node in stored.path])
+    return stored and (stored.name, [(node.target, node.args[1:], node.kwargs) for node in stored.views])
 
 
 def _routed_nodes(recording: Recording) -> set[Node]:

@@ -81,7 +81,7 @@ class AffineOperation:
     @property
     def is_direct(self) -> bool:
         """Whether the weight is a stored tensor itself."""
-        return self.weight is not None and not self.weight.path
+        return self.weight is not None and not self.weight.views
 
     def weight_in(self, model: nn.Module) -> Tensor:
         """The weight in a model, (outputs, inputs), of a convolution (outputs, inputs of a group, *kernel)."""
@@ -157,8 +157,8 @@ def _layer(node: Node, recording: Recording, data: Any, weight: Any, bias: Any, 
     added = recording.stored_value(bias)
     if stored is None or recording.parameter(data) is not None or (bias is not None and added is None):
         return None
-    while "input_axis" in axes and stored.path and _is_turn(stored.path[0]):
-        stored = replace(stored, path=stored.path[1:])
+    while "input_axis" in axes and stored.views and _is_turn(stored.views[0]):
+        stored = replace(stored, views=stored.views[1:])
         axes["output_axis"], axes["input_axis"] = axes["input_axis"], axes["output_axis"]
     return AffineOperation(node, data, stored, added, **axes)
 

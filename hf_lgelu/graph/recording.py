@@ -273,23 +273,23 @@ def gates_of(modules: Sequence[nn.Module]) -> Gate:
 class StoredValue:
     """A value that a parameter or buffer sets freely: itself, or moved, in another dtype, times a number.
 
-    `path` has the operations that make the value of the tensor called `name`, the last one first.
+    `views` has the operations that make the value of the tensor called `name`, the last one first.
     """
 
     name: str
-    path: tuple[Node, ...] = ()
+    views: tuple[Node, ...] = ()
 
     def read(self, model: nn.Module) -> Tensor:
         """The value in a model; where nothing is computed, the stored tensor itself."""
         value = attrgetter(self.name)(model).detach()
-        for node in reversed(self.path):
+        for node in reversed(self.views):
             value = node.target(value, *node.args[1:], **node.kwargs)
         return value
 
     @torch.no_grad()
     def write(self, model: nn.Module, value: Tensor) -> None:
         """Set the stored tensor so that it gives `value`, which may have another dtype or device."""
-        for node in self.path:
+        for node in self.views:
             value = cast(Callable[[Tensor], Tensor], inverse_of(node))(value)
         attrgetter(self.name)(model).copy_(value)
 

@@ -38,7 +38,7 @@ def plan_stages(
         starts = set(maps)  # and what computes their weights
         for operand in (operand for each in maps for operand in each.all_input_nodes):
             stored = recording.stored_value(operand, or_buffer=True)
-            starts.update(() if stored is None else stored.path)
+            starts.update(() if stored is None else stored.views)
         changing = recording.downstream(starts, needed_for | done)  # `done`, too: a map may be used early and late
         parts.append((recording.in_order(needed_for - done - changing), recording.in_order(changing)))
         done |= needed_for

@@ -123,7 +123,7 @@ class Carrier:
         layer = self.pair.layers.layers[index]
         groups = layer.maps[0].geometry.groups
         channels = len(layer.maps[0].scale) // groups
-        kinks = KINKS if layer.fed is not None and len(self._batches) > 1 else KINKS[:1]
+        kinks = KINKS if layer.depthwise_gate is not None and len(self._batches) > 1 else KINKS[:1]
         sums: list[list[Moments]] = [[] for _ in kinks]
         for fold in range(len(self._batches)):
             totals = [Moments.zeros(groups, layer.width, channels, self._device) for _ in kinks]
@@ -182,7 +182,7 @@ class Carrier:
         layer, first, positions = arrival.layer, maps[0], None
         sizes = lambda node: arrival.converted[node].shape  # noqa: E731
         if first.geometry.kind == "convolution":
-            least = LEAST_POSITIONS if layer.fed is None else POSITIONS_WITH_KINKS
+            least = LEAST_POSITIONS if layer.depthwise_gate is None else POSITIONS_WITH_KINKS
             wanted = math.ceil(max(ROWS_PER_FEATURE * layer.width, least) / self._images)
             available = math.prod(arrival.converted[first.operation.node].shape[2:])
             chosen = choose_positions([seed ^ arrival.number for seed in arrival.batch.seeds], available, wanted)
@@ -199,14 +199,14 @@ class Carrier:
         ]
         counted = self._counted(arrival, first, positions, len(residuals))
         rows = FitRows(torch.cat(inputs, dim=-1), residuals, originals, counted)
-        if layer.fed is None or len(kinks) == 1:
+        if layer.depthwise_gate is None or len(kinks) == 1:
             return [rows]
-        at_gate = layer.path[0].args[0]
+        at_gate = layer.from_gate[0].args[0]
 
         def features_with(kink: float) -> Tensor:
             values = ChainMap({at_gate: arrival.converted[at_gate] - kink}, arrival.converted)
-            arrival.pair.run_converted(layer.path, values, arrival.numbers)
-            return first.geometry.feature_rows(values[layer.path[-1]], positions)
+            arrival.pair.run_converted(layer.from_gate, values, arrival.numbers)
+            return first.geometry.feature_rows(values[layer.from_gate[-1]], positions)
 
         return rows_with_kinks(rows, features_with, first.operation.weight_in(self._converted), first.scale)
 
@@ -243,7 +243,7 @@ class Carrier:
             for layer in layers.layers:
                 nodes = [consumer.operation.node for use in layer.uses for consumer in use]
                 nodes += [earlier_halves[node] for node in nodes if node in earlier_halves]
-                nodes += [] if layer.fed is None else [layer.fed.before.node]
+                nodes += [] if layer.depthwise_gate is None else [layer.depthwise_gate.before.node]
                 if layer.feeds_itself:
                     nodes += [gate for use, *_ in layer.uses for gate in gates_before(recording, use)]
                 stops.append((nodes, [use[0].aim for use in layer.uses]))

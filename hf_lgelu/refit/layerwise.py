@@ -77,9 +77,9 @@ class Refit:
                 # else holds them, and they are gone before the next layer's.
                 folds, *with_kinks = carrier.moments(index)
                 _require_finite(layer, folds)
-                if layer.fed is not None and with_kinks and len(folds) > 1:
+                if (gate := layer.depthwise_gate) is not None and with_kinks and len(folds) > 1:
                     folds, kinks = nearest_kinks([folds, *with_kinks], intercept=layer.has_intercept)
-                    add_constant(student, layer.fed.before, slice(None), -kinks / layer.fed.scale.to(kinks), None)
+                    add_constant(student, gate.before, slice(None), -kinks / gate.scale.to(kinks), None)
                 # Ridge, written into the student. The carrier then runs the layer's maps again, and carries on.
                 fit = _solved(layer, folds)
                 if fit is not None:

@@ -133,7 +133,7 @@ def _waits_for(layers: Sequence[Layer], fed_gates: Sequence[FedGate]) -> dict[in
     """{site of a gate: index of the last layer whose maps make its input, or the other half of its gated block}."""
     last: dict[int, int] = {}
     for index, layer in enumerate(layers):
-        nodes = {node for consumer in layer.maps for node in (consumer.operation.node, *consumer.path)}
+        nodes = {node for consumer in layer.maps for node in (consumer.operation.node, *consumer.to_aim)}
         for fed in fed_gates:
             if fed.before.node in nodes or (fed.other is not None and fed.other.node in nodes):
                 last[fed.site] = index

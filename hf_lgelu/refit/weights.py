@@ -82,7 +82,7 @@ def _add(model: nn.Module, stored: StoredValue, outputs: slice, change: Tensor) 
 def _recentre(student: nn.Module, recording: Recording, consumer: LinearMap, moments: Moments, features: slice) -> None:
     """Give the BatchNorm after a map the mean and variance of the map's new outputs; its function stays the same."""
     norm = consumer.norm
-    if norm is None or norm is not consumer.path[0] or any(operand is None for operand in norm.args[1:5]):
+    if norm is None or norm is not consumer.to_aim[0] or any(operand is None for operand in norm.args[1:5]):
         return
     weight, bias, mean, variance = (attrgetter(recording.name_of(each))(student) for each in norm.args[1:5])
 
