@@ -1,8 +1,5 @@
 """A YOLO-type network as its loader gives it: no config, and a tuple of decoded boxes and raw maps."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -65,12 +62,6 @@ class Yolo(nn.Module):
             sides = stride * (bins * torch.arange(BINS)[:, None, None]).sum(2)
             found.append(torch.cat([sides, cells[:, 4 * BINS :].sigmoid()], 1).flatten(2))
         return torch.cat(found, 2)
-
-
-def average_precision(maps_of: Callable[[Tensor], Sequence[Any]]) -> float:
-    """A number in the place of AP50-95: the mean chance of an untrained network's cells."""
-    maps = map(torch.as_tensor, maps_of(torch.rand(1, 3, 32, 32)))
-    return torch.cat([cells[:, 4 * BINS :].flatten() for cells in maps]).sigmoid().mean().item()
 
 
 def load() -> Yolo:
