@@ -68,17 +68,12 @@ def test_values_that_accelerate_keeps_elsewhere_are_read_and_stay_there(place, t
 
 
 @pytest.mark.parametrize(
-    ("given", "way"),
-    [
-        (lambda model: model, r" model = model\.merge_and_unload\(\)"),
-        (lambda model: model.base_model.model, r"\nfor name, layer in"),
-    ],
-    ids=["wrapped", "inside"],
+    "given", [lambda model: model, lambda model: model.base_model.model], ids=["wrapped", "inside"]
 )
-def test_an_adapter_that_is_not_merged_is_refused_with_what_to_do(given, way):
+def test_an_adapter_that_is_not_merged_is_refused_with_what_to_do(given):
     model = with_lora()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(RuntimeError, match=f"after merging:{way}"):
+    with pytest.raises(RuntimeError, match=r"of PEFT.*merge_and_unload\(\)"):
         convert_to_relu(given(model), tokens())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
