@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from types import CellType, FunctionType, MethodType
 from typing import Any, TypeVar
 
-import torch
 from accelerate.hooks import remove_hook_from_submodules
 from accelerate.utils import align_module_device, has_offloaded_params
 from torch import Tensor, nn
@@ -81,8 +80,6 @@ def changeable_module(model: nn.Module, *, temporarily: bool = False) -> nn.Modu
                 f"{type(module).__name__} of PEFT, whose saved adapter says nothing of activations. Replace these "
                 "before the adapter is put in, and substitute after merging: model = model.merge_and_unload()"
             )
-        elif isinstance(module, torch.jit.ScriptModule):
-            why = "a TorchScript module. Operate before scripting"
         else:
             continue
         raise RuntimeError(f"the model cannot be changed: {where} is {why}")

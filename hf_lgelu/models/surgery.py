@@ -114,7 +114,7 @@ def replace_activations(
     Make the optimizer after the surgery, from `hardness_parameter_groups`: an optimizer made before never learns λ.
 
     Raises ValueError for nothing to replace, a wrong argument or an input that is used again. Raises RuntimeError for a
-    model that cannot be changed (wrapped for distributed training or by PEFT, scripted, with values elsewhere).
+    model that cannot be changed (wrapped for distributed training or by PEFT, with values elsewhere).
     After every error the model is unchanged.
 
     >>> import torch, hf_lgelu

@@ -430,33 +430,31 @@ def _prepared(name: str, value: Any) -> Any:
 
 
 def _look_into(kind: type) -> None:
-    """Teach torch to find and replace the tensors in objects of a class, such as graphs."""
+    """Teach torch to find and replace the tensors in objects of a class, such as graphs.
 
-    class Pickler(pickle.Pickler):
-        def persistent_id(self, value: Any) -> int | None:
-            if not isinstance(value, Tensor):
-                return None
-            tensors.append(value)
-            return len(tensors) - 1
-
-    class Unpickler(pickle.Unpickler):
-        def persistent_load(self, number: int) -> Any:
-            return tensors[number]
-
-    tensors: list[Any] = []
+    An object is pickled, and each of its tensors is a number there.
+    """
 
     def flatten(value: Any) -> tuple[list[Tensor], bytes]:
-        tensors.clear()
-        Pickler(file := io.BytesIO()).dump(value)
-        return list(tensors), file.getvalue()
+        tensors: list[Tensor] = []
+
+        def number_of(part: Any) -> int | None:
+            tensors.extend([part] if isinstance(part, Tensor) else [])
+            return len(tensors) - 1 if isinstance(part, Tensor) else None
+
+        pickler: Any = pickle.Pickler(file := io.BytesIO())
+        pickler.persistent_id = number_of
+        pickler.dump(value)
+        return tensors, file.getvalue()
 
     def flatten_with_keys(value: Any) -> tuple[list[tuple[Any, Tensor]], bytes]:
         found, pickled = flatten(value)
         return [(pytree.SequenceKey(number), tensor) for number, tensor in enumerate(found)], pickled
 
     def unflatten(others: Iterable[Any], pickled: bytes) -> Any:
-        tensors[:] = others
-        return Unpickler(io.BytesIO(pickled)).load()
+        unpickler: Any = pickle.Unpickler(io.BytesIO(pickled))
+        unpickler.persistent_load = list(others).__getitem__
+        return unpickler.load()
 
     pytree.register_pytree_node(kind, flatten, unflatten, flatten_with_keys_fn=flatten_with_keys)
 

@@ -91,7 +91,7 @@ def convert_to_relu(
             is used again. It is also raised if the refit is no nearer to the original than the plain swap, or if
             the distance is above `max_kl` with `strict`. In these cases `report` holds the measurements, and `model` is
             the best network.
-        RuntimeError: wrapped or scripted model, adapters of PEFT that are not merged, or a config without a key that
+        RuntimeError: wrapped model, adapters of PEFT that are not merged, or a config without a key that
             says ReLU at these sites.
 
     >>> import torch

@@ -31,7 +31,7 @@ def whole_checkpoint(folder: str | bool, output_dir: str) -> str | bool:
     """
     of_run = output_dir if isinstance(folder, bool) else folder
     given = (get_last_checkpoint(of_run) if os.path.isdir(of_run) else None) or folder
-    if isinstance(given, bool):
+    if isinstance(given, bool) or not os.path.isdir(given):
         return folder  # Trainer raises the error
     last = str(Path(given))
     before = sort_checkpoints(os.path.dirname(last))
@@ -51,13 +51,10 @@ def whole_checkpoint(folder: str | bool, output_dir: str) -> str | bool:
                 f"goes on from {checkpoint}, the last whole checkpoint before"
             )
         return checkpoint
-    why = "there is no such folder"
-    if os.path.isdir(last):
-        why = (
-            f"{broken[0]} is absent, empty or damaged, and there is no whole checkpoint before it. Begin a new run, "
-            f"from the weights if {last} has them: from_pretrained({last!r})"
-        )
-    raise ValueError(f"Can't find a valid checkpoint at {last}: {why}")  # as transformers says it
+    raise ValueError(
+        f"{broken[0]} is absent, empty or damaged, and there is no whole checkpoint before it. Begin a new run, from "
+        f"the weights if {last} has them: from_pretrained({last!r})"
+    )
 
 
 def require_same_gates(folder: str, model: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""Surgery on models that something else has wrapped: distributed, scripted, compiled."""
+"""Surgery on models that something else has wrapped: distributed, compiled."""
 
 import copy
 
@@ -102,18 +102,6 @@ def test_a_model_sharded_by_fsdp2_can_be_substituted_for_an_evaluation(whole):
             torch.testing.assert_close(model(x), expected)
         torch.testing.assert_close(model(x), before)
     assert not torch.allclose(before, expected)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("operate", OPERATIONS)
-@pytest.mark.parametrize("script", [torch.jit.script, lambda model: torch.jit.trace(model, torch.randn(2, 4))])
-@pytest.mark.parametrize("depth", [0, 1])
-def test_scripted_is_refused(script, operate, depth):
-    model = script(mlp())
-    for _ in range(depth):
-        model = nn.ModuleDict({"inner": model})
-    with pytest.raises(RuntimeError, match="before scripting"):
-        operate(model)
 
 
 @pytest.mark.parametrize("in_place", [pytest.param(False, marks=pytest.mark.slow), True])

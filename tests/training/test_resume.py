@@ -115,17 +115,6 @@ def test_another_network_does_not_resume(tmp_path, saved, resumed, message):
     assert_same_state(state_of(model), before)
 
 
-@pytest.mark.parametrize("given", ["checkpoint-99", "nowhere", True])
-def test_a_checkpoint_that_is_not_there_is_told_as_transformers_tells_it(tmp_path, given):
-    told = []
-    for plain in (True, False):
-        folder = given if given is True else str(tmp_path / given)
-        with pytest.raises(ValueError, match="valid checkpoint") as error:
-            tiny_trainer(tmp_path, plain=plain).train(resume_from_checkpoint=folder)
-        told.append(str(error.value))
-    assert told[1] == told[0] + ("" if given is True else ": there is no such folder")
-
-
 def test_a_checkpoint_that_was_cut_off_is_left_for_the_last_whole_one(tmp_path, caplog):
     states = {"1": None, "2": '{"train_batch_size": 4}', "10": "", "11": '{"epoch": 3.'}
     for kind, text in states.items():
