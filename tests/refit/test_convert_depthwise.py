@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hf_lgelu import convert_to_relu
+from hf_lgelu import ConversionRefusedError, convert_to_relu
 
 
 class Affine(nn.Module):
@@ -73,3 +73,11 @@ def test_constants_around_a_gate_are_part_of_the_layer(constants, effort):
     assert not torch.allclose(found[1].bias, model[1].bias, rtol=0.01)  # kinks were chosen
     for name, value in model[2].state_dict().items():
         assert torch.equal(found[2].state_dict()[name], value)
+
+
+def test_pictures_that_are_not_finite_are_refused_before_a_kink_is_chosen():
+    model, _ = depthwise()
+    inputs = pictures(100)
+    inputs[::3, 0] = float("nan")
+    with pytest.raises(ConversionRefusedError, match="5 is not finite"):
+        convert_to_relu(model, inputs)
