@@ -49,9 +49,7 @@ def hardness_profile(model: nn.Module) -> dict[str, float]:
     """
     require_lambda_gelu(model)
     gates = {"": model} if isinstance(model, LambdaGate) else _gates_by_site(model)
-    found = [known_hardness(gate) for gate in gates.values()]
-    values = torch.cat([hardness.to(found[0].device) for hardness in found]).tolist()  # one wait for the device
-    return dict(zip(gates, values, strict=True))
+    return {name: known_hardness(gate).item() for name, gate in gates.items()}
 
 
 def _gates_by_site(model: nn.Module) -> dict[str, LambdaGate]:
@@ -234,20 +232,18 @@ def anneal_hardness(
     >>> [round(value, 2) for value in hf_lgelu.hardness_profile(model).values()]
     [51.05, 51.05]
     """
-    targets = target_hardnesses(target_hardness)
-    by_device: dict[torch.device, list[LambdaGate]] = {}
-    target_of = target_of_each(model, targets)
-    for _, module in _settable_gates(model):
-        by_device.setdefault(module.hardness_override.device, []).append(module)
-    for device, neighbours in by_device.items():
+    target_of = target_of_each(model, target_hardnesses(target_hardness))
+    annealed = []
+    for _, gate in _settable_gates(model):
         # FSDP2 may keep s elsewhere than buffers (CPU offload).
-        raw, temperatures = (
-            torch.cat([whole_tensor(value).to(device) for value in values]).double()
-            for values in zip(*((module.raw_hardness, module.temperature) for module in neighbours), strict=True)
+        s, temperature = (
+            whole_tensor(value).to(gate.hardness_override.device).double()
+            for value in (gate.raw_hardness, gate.temperature)
         )
-        ends = torch.tensor([target_of[id(module)] for module in neighbours], dtype=raw.dtype, device=device)
-        annealed = scheduled_hardness(schedule, hardness_from_raw(raw, temperatures), ends, progress)
-        torch._foreach_copy_([module.hardness_override for module in neighbours], list(annealed.split(1)))
+        start = hardness_from_raw(s, temperature)
+        annealed.append((gate, scheduled_hardness(schedule, start, target_of[id(gate)], progress)))
+    for gate, hardness in annealed:
+        gate.hardness_override.copy_(hardness)
 
 
 def freeze_hardness(model: nn.Module) -> None:
@@ -293,8 +289,8 @@ def smallest_soft_hardness(
     soft = []
     for _, module in require_lambda_gelu(model):
         hardness = known_hardness(module)
-        wanted = torch.tensor([HARDENED_FRACTION * target_of[id(module)]]).to(hardness)  # in float32, like λ
-        soft += hardness[~(hardness >= wanted)].tolist()
+        if not hardness >= HARDENED_FRACTION * target_of[id(module)]:  # NaN is soft
+            soft.append(hardness.item())
     return min(soft, default=None)
 
 

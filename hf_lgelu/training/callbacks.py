@@ -6,7 +6,6 @@ goes on as if it had never stopped.
 
 from typing import Any
 
-import torch
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.utils import logging
@@ -17,7 +16,6 @@ from hf_lgelu.models.hardening import (
     freeze_hardness,
     hardening_progress,
     hardness_profile,
-    is_hardened,
     release_hardness,
     smallest_soft_hardness,
     switch_position,
@@ -88,13 +86,6 @@ class HardeningCallback(TrainerCallback):
         config, selects = self.config, self.selects_hardened_checkpoints
         refuse_to_harden(config, args, state, model, optimizer, selects)
         self._epoch, self._has_learned = None, False
-        if selects and state.best_metric is not None and not is_hardened(model, config.targets):
-            step = "" if state.best_global_step is None else f", of step {state.best_global_step}"
-            logger.warning(
-                f"The best checkpoint so far{step}, no longer counts, because its gates were soft. Hardening selects "
-                "the best among hardened checkpoints"
-            )
-            state.best_metric = state.best_global_step = state.best_model_checkpoint = None
         if config.switch_fraction == 0:
             return
         if state.global_step == 0:
@@ -180,7 +171,7 @@ class HardnessLogCallback(TrainerCallback):
     """
 
     def __init__(self) -> None:
-        self._learning_rate: float | torch.Tensor | None = None
+        self._learning_rate: float | None = None
         self._runs_first = False
 
     @classmethod
@@ -201,9 +192,7 @@ class HardnessLogCallback(TrainerCallback):
     def on_optimizer_step(self, args: Any, state: TrainerState, control: Any, optimizer: Any, **others: Any) -> None:
         # Trainer logs the learning rate of this step, but the scheduler moves on before the log.
         group = hardness_group(optimizer)
-        rate = None if group is None else group["lr"]
-        # A copy on the same device: a number would wait for the device.
-        self._learning_rate = rate.clone() if isinstance(rate, torch.Tensor) else rate
+        self._learning_rate = None if group is None else float(group["lr"])
 
     def on_log(
         self, args: Any, state: TrainerState, control: Any, model: nn.Module, logs: Any = None, **others: Any
@@ -215,7 +204,7 @@ class HardnessLogCallback(TrainerCallback):
             return
         added = _named_hardness(model)
         if self._learning_rate is not None:
-            added["hardness_learning_rate"] = float(self._learning_rate)
+            added["hardness_learning_rate"] = self._learning_rate
         if state.log_history:
             state.log_history[-1].update(added)
         if not evaluated:  # the reporters have λ of this step from the training log

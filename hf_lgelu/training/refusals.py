@@ -6,14 +6,13 @@ LambdaGELUTrainer calls `refuse_with_gates`, HardeningCallback calls `refuse_to_
 import sys
 from typing import Any
 
-import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from torch import nn
 from transformers import TrainerState, TrainingArguments
 from transformers.utils import logging
 
-from hf_lgelu.models.hardening import is_hardened, known_hardness, target_of_each
+from hf_lgelu.models.hardening import is_hardened, target_of_each
 from hf_lgelu.models.optimizer_groups import hardness_group, trainable_gates
 from hf_lgelu.networks.sites import lambda_gelu_modules
 from hf_lgelu.training.arguments import HardeningConfig
@@ -125,34 +124,30 @@ def warn_ungrouped(optimizer: Any, model: nn.Module) -> None:
 
 def warn_not_learning(model: nn.Module) -> None:
     """Warn of gates whose λ does not learn, at the start of a training without hardening."""
-    modules = lambda_gelu_modules(model)
-    if largest_override(model) < 1:
-        frozen = [name for name, module in modules if not module.raw_hardness.requires_grad]
-        if frozen:
-            logger.warning(
-                f"λ of {len(frozen)} of {len(modules)} gates does not learn: their raw hardness is frozen "
-                f"({', '.join(frozen[:4])}{', ...' if len(frozen) > 4 else ''}). {_OF_PEFT}"
-            )
-    elif not is_hardened(model):
-        held = [module for _, module in modules if bool((module.hardness_override >= 1).any())]
-        smallest = min(known_hardness(module).min().item() for module in held)
+    modules, held = lambda_gelu_modules(model), held_hardness(model)
+    frozen = [name for name, module in modules if not module.raw_hardness.requires_grad]
+    if held and not is_hardened(model):
         logger.warning(
-            f"Hardening has set λ of {len(held)} gates (from {smallest:.4g} on), so λ is not learned. "
+            f"Hardening has set λ of {len(held)} gates (from {min(held):.4g} on), so λ is not learned. "
             "release_hardness(model) makes λ follow s again; to finish hardening, resume that run or give harden=True"
+        )
+    elif frozen and not held:
+        logger.warning(
+            f"λ of {len(frozen)} of {len(modules)} gates does not learn: their raw hardness is frozen "
+            f"({', '.join(frozen[:4])}{', ...' if len(frozen) > 4 else ''}). {_OF_PEFT}"
         )
 
 
-def largest_override(model: nn.Module) -> float:
-    """The largest λ that hardening has set; 0 if λ follows s everywhere."""
-    overrides = [module.hardness_override.max() for _, module in lambda_gelu_modules(model)]
-    together = [override.to(overrides[0].device) for override in overrides]  # one wait for the device
-    return torch.stack(together).max().item() if together else 0.0
+def held_hardness(model: nn.Module) -> list[float]:
+    """λ of the gates that hardening has set, so that λ does not follow s there."""
+    overrides = [module.hardness_override.max().item() for _, module in lambda_gelu_modules(model)]
+    return [hardness for hardness in overrides if hardness >= 1]
 
 
 def warn_released(model: nn.Module) -> None:
     """Warn of hard gates at the start of hardening, which makes them soft again."""
-    if (largest := largest_override(model)) >= 1:
+    if held := held_hardness(model):
         logger.warning(
-            f"The gates of this network are hardened (λ up to {largest:.4g}). Hardening first learns λ anew, with "
+            f"The gates of this network are hardened (λ up to {max(held):.4g}). Hardening first learns λ anew, with "
             "soft gates until it ends. To train on with hard gates, leave harden out, or resume from a checkpoint"
         )

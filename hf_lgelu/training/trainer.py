@@ -229,8 +229,6 @@ class LambdaGELUTrainer(Trainer):
             require_same_gates(resume_from_checkpoint, own)
         if by_other or self.is_fsdp_enabled or not load_renamed(resume_from_checkpoint, own):
             super()._load_from_checkpoint(resume_from_checkpoint, *(() if model is None else (model,)))
-        if self.is_fsdp_enabled and not self.args.harden:  # otherwise create_scheduler warns
-            warn_not_learning(own)
 
     def _load_best_model(self) -> None:
         by_other = super()._load_best_model.__func__ is not Trainer._load_best_model

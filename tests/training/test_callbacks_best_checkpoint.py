@@ -113,25 +113,6 @@ def test_resuming_remembers_the_best_hardened_checkpoint(tmp_path):
     assert_same_state(state_of(resumed.model), best)
 
 
-def test_the_best_of_a_run_that_did_not_harden_counts_no_longer(tmp_path, caplog):
-    options = {"save_strategy": "epoch", "load_best_model_at_end": True}
-    train(tmp_path, **(options | {"num_train_epochs": 2}))
-    resumed, states = train(tmp_path, **options, harden=True, resume=True)
-    assert "step 3, no longer counts" in caplog.text
-    assert min(hardness_values(resumed.model)) > 0.5 * TARGET
-    assert step_of(resumed) == 15  # the metric falls, and from epoch 5 on the gates are hard
-    assert_same_state(state_of(resumed.model), states[2])
-
-
-def test_a_plain_trainer_keeps_its_best_behind_a_resume(tmp_path, caplog):
-    """It loads none, and counts soft epochs too."""
-    options = {"save_strategy": "epoch", "plain": True, "metric_for_best_model": "score"}
-    train(tmp_path, **options, callbacks=[HardeningCallback(), StopAt(2)])
-    resumed, _ = train(tmp_path, **options, callbacks=[HardeningCallback()], resume=True)
-    assert "no longer counts" not in caplog.text
-    assert resumed.state.best_global_step == 3
-
-
 @pytest.mark.parametrize(
     ("options", "named"),
     [
