@@ -14,9 +14,14 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from hf_lgelu.models.copies import changeable_module, with_values_in_memory
+from hf_lgelu.models.copies import (
+    ComputedWeight,
+    changeable_module,
+    compute_again,
+    with_plain_weights,
+    with_values_in_memory,
+)
 from hf_lgelu.models.graph_gates import with_gate_modules
-from hf_lgelu.models.weight_norms import ComputedWeight, compute_again, with_plain_weights
 from hf_lgelu.networks.batches import read_batches
 from hf_lgelu.networks.calls import CALLED_KINDS, Network
 from hf_lgelu.networks.smooth_calls import find_smooth_calls

@@ -9,7 +9,6 @@ from families import BY_NAME
 from family import Family, logits_of
 from small_networks import put_gates_of_two_forms
 from torch import nn
-from transformers import AutoModelForImageClassification, dynamic_module_utils
 from transformers.activations import ACT2FN
 
 from hf_lgelu import from_pretrained, replace_activations, substitute_relu
@@ -68,20 +67,6 @@ def test_a_config_can_be_given(as_path, tmp_path):
     config = str(elsewhere) if as_path else family.build().config.from_pretrained(elsewhere)
     loaded = from_pretrained(family.model_class, tmp_path, config=config)
     assert torch.equal(logits_of(loaded, family.inputs()), logits_of(model, family.inputs()))
-
-
-def test_code_in_a_checkpoint_is_not_run_without_being_asked_for(tmp_path, monkeypatch):
-    # The config is BERT's own, so reading it needs no trust; only the model class would come from the checkpoint.
-    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
-    operated(BY_NAME["bert"]).save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["auto_map"] = {"AutoModelForImageClassification": "modeling_foreign.Foreign"}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    (tmp_path / "modeling_foreign.py").write_text("raise SystemExit('foreign code was run')")
-    with pytest.raises(ValueError, match="trust_remote_code=True"):
-        from_pretrained(AutoModelForImageClassification, tmp_path, trust_remote_code=False)
-    with pytest.raises(SystemExit, match="foreign code was run"):
-        from_pretrained(AutoModelForImageClassification, tmp_path, trust_remote_code=True)
 
 
 def test_with_another_head_and_without_one(tmp_path):
