@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from timeit import Timer
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from hf_lgelu.export.quantize import MAX_RELATIVE_ERROR, quantize_onnx
 from hf_lgelu.formats import DETECTION, NONE, RELATIVE_ERROR, quoted, score, significant, text_table
 from hf_lgelu.models.copies import independent_copy
 from hf_lgelu.networks.batches import TRIED, Batch, cut_batches, nothing_given, read_batches, sample_keys
-from hf_lgelu.networks.outputs import OutputReader
+from hf_lgelu.networks.outputs import OutputReader, Outputs
 from hf_lgelu.networks.run import call_with, evaluation_mode, in_dtype, require_taken, run_example
 from hf_lgelu.networks.sites import uncompiled
 
@@ -86,9 +86,11 @@ class NetworkComparison:
     timed call has `timed_samples` inputs, and `runtime` ("torch" or "onnxruntime") ran it. `uncounted` are the names of
     the outputs that were left out.
 
-    With int8 it also has the verdict on the last network's int8: `measure`, `loss`, `allowed`, `is_good` and `line`.
-    Each network is compared with itself in float32. A distance from the original would count what the conversion has
-    changed too, and labels may miss what changes.
+    With int8 it also has the verdict on the last network's int8, which is compared with the same network in float32. A
+    distance from the original would count what the conversion has changed too, and labels may miss what changes. `loss`
+    is what int8 changes, in `measure`: what `lost` counts, or the largest relative error of all outputs if there is no
+    original. `allowed` is the loss of the original's int8 and a margin: one standard error of a share, else 0.01. If
+    there is no original, it is 0.25.
     """
 
     rows: tuple[ComparedNetwork, ...]
@@ -97,45 +99,9 @@ class NetworkComparison:
     timed_samples: int
     runtime: str
     uncounted: tuple[str, ...] = ()
-
-    @property
-    def by_network(self) -> list[list[ComparedNetwork]]:
-        """The rows of each network."""
-        names = dict.fromkeys(row.network for row in self.rows)
-        return [[row for row in self.rows if row.network == name] for name in names]
-
-    @property
-    def _int8(self) -> list[Distance]:
-        """The distances of the networks' int8, each from the same network in float32; that of the last decides."""
-        return [row.from_float32 for row in self.rows if row.from_float32 is not None]
-
-    @property
-    def _is_alone(self) -> bool:
-        """Whether there is no original whose int8 could be compared."""
-        return len(self.by_network) == 1
-
-    @property
-    def measure(self) -> str:
-        """The measure of the verdict: what `lost` counts, or the relative error where there is no original."""
-        return RELATIVE_ERROR if self._is_alone else lost(self._int8[-1])[0]
-
-    @property
-    def loss(self) -> float:
-        """What int8 changes in the last network, in `measure`; the largest relative error of all outputs if alone."""
-        change = self._int8[-1]
-        if not self._is_alone:
-            return lost(change)[1]
-        errors = [change.relative_error, *(output.relative_error for output in change.outputs.values())]
-        return float(np.max(errors))  # NaN where one is
-
-    @property
-    def allowed(self) -> float:
-        """The loss of the original's int8 and a margin, one standard error of a share, else 0.01; 0.25 if alone."""
-        if self._is_alone:
-            return MAX_RELATIVE_ERROR
-        measure, loss = lost(self._int8[0])
-        is_share = measure in SHARES
-        return loss + (max(math.sqrt(loss * (1 - loss) / self.samples), 1 / self.samples) if is_share else _MARGIN)
+    measure: str = ""
+    loss: float = math.nan
+    allowed: float = math.nan
 
     @property
     def is_good(self) -> bool:
@@ -145,9 +111,10 @@ class NetworkComparison:
     @property
     def line(self) -> str:
         """The verdict and its numbers in one line, for scripts."""
-        float32, int8 = (row.metrics for row in self.by_network[-1])
+        name = self.rows[-1].network
+        float32, int8 = (row.metrics for row in self.rows if row.network == name)
         scores = [f"; {name} {score(name, int8[name])} (float32 {score(name, float32[name])})" for name in int8]
-        why = "" if self._is_alone else " (what int8 takes from the original, and a margin)"
+        why = "" if name == ALONE else " (what int8 takes from the original, and a margin)"
         return (
             f"int8: {'good' if self.is_good else 'worse'}; {self.measure} {significant(self.loss)}, allowed "
             f"{significant(self.allowed)}{why}{''.join(scores)}"
@@ -165,22 +132,22 @@ class NetworkComparison:
             lines.append("A nearest neighbour is one of these inputs: of more inputs, fewer keep theirs.")
         if self.uncounted:
             lines.append(f"Not compared: {quoted(self.uncounted)}.")
-        return "\n".join([*lines, *(self._about_int8() if self._int8 else ())])
+        return "\n".join([*lines, *(self._about_int8() if self.measure else ())])
 
     def _about_int8(self) -> Iterator[str]:
         """Lines about ranges, operations and the verdict, which is the last line."""
         kinds = {row.network: row.operations for row in self.rows if row.operations}
         told = dict.fromkeys(kinds.values()) if len(set(kinds.values())) == 1 else map(" ".join, kinds.items())
         layers = " (only matrix products and convolutions in int8)" if "layers" in kinds.values() else ""
-        measure = f"{lost(self._int8[-1])[0]}, against the same network in float32"
+        measure = f"{lost(cast(Distance, self.rows[-1].from_float32))[0]}, against the same network in float32"
         yield (
             f"int8: {self.calibration_samples} other inputs gave the ranges; operations: {' and '.join(told)}{layers}; "
             f"lost in int8: {measure}."
         )
         if self.samples < _ENOUGH:
             yield f"Only {self.samples} inputs judged int8; give {_ENOUGH * 4 // 3} or more."
-        distances = [rows[-1].distance.value for rows in self.by_network if rows[-1].distance is not None]
-        if not self._is_alone and distances[0] < distances[-1]:
+        distances = [row.distance.value for row in self.rows if row.precision == INT8 and row.distance is not None]
+        if distances[0] < distances[-1]:
             yield "The original's int8 is nearer to the original; take that one if the runtime has its gates."
         yield self.line
 
@@ -254,52 +221,58 @@ def compare_networks(
         context.enter_context(torch.no_grad())
         for network in networks.values():
             context.enter_context(evaluation_mode(network))
+        runs: dict[tuple[str, str], Callable[[Any], Any]] = {}
+        sizes, computed = dict[tuple[str, str], int](), dict[str, str]()
         if int8:
             folder = Path(onnx_dir or context.enter_context(tempfile.TemporaryDirectory()))
             folder.mkdir(parents=True, exist_ok=True)
-            forms = [
-                form
-                for name, network in networks.items()
-                for form in _onnx_forms(name, network, calibration, folder, operations)
-            ]
-            forms.sort(key=lambda form: form.precision)  # float32 first
+            for name, network in networks.items():
+                files = {precision: folder / f"{name}-{precision}.onnx" for precision in (FLOAT32, INT8)}
+                computed[name] = _write_onnx(network, calibration, files[FLOAT32], files[INT8], operations)
+                for precision, file in files.items():
+                    runs[name, precision] = _onnx_run(file, network, timed.inputs)
+                    sizes[name, precision] = file.stat().st_size
+            forms = sorted(runs, key=lambda form: form[1])  # float32 first
         else:
-            forms = [_Form(name, FLOAT32, network, _bytes_of(network)) for name, network in networks.items()]
-        runs = {
-            f"{form.name} {form.precision}": partial(reader(networks[form.name]), call=form.outputs)
-            for form in forms[1:]
-        }
-        metrics, compared = compare_outputs(reader(first), runs, judged)
+            runs = {(name, FLOAT32): partial(call_with, network) for name, network in networks.items()}
+            sizes = {(name, FLOAT32): _bytes_of(network) for name, network in networks.items()}
+            forms = [*runs]
+
+        def read(form: tuple[str, str]) -> Callable[[Any], Outputs]:
+            """The outputs of a network in one precision."""
+            reads = reader(networks[form[0]])
+            return partial(reads, call=lambda _, inputs: runs[form](inputs)) if int8 else reads
+
+        metrics, compared = compare_outputs(reader(first), {str(form): read(form) for form in forms[1:]}, judged)
         from_float32 = {}
-        for form in (form for form in forms if form.precision == INT8):
-            name, network = f"{form.name} {INT8}", networks[form.name]
-            with_itself = (
-                compared if network is first else compare_outputs(reader(network), {name: runs[name]}, judged)[1]
-            )
-            from_float32[name] = with_itself[name].distance
-        times = _quartiles([partial(form.run, timed.inputs) for form in forms])
+        for form in (form for form in forms if form[1] == INT8):
+            network = networks[form[0]]
+            alone = {str(form): read(form)}
+            found = compared if network is first else compare_outputs(reader(network), alone, judged)[1]
+            from_float32[form] = found[str(form)].distance
+        times = _quartiles([partial(runs[form], timed.inputs) for form in forms])
     rows = []
     for form, milliseconds in zip(forms, times, strict=True):
-        name = f"{form.name} {form.precision}"
-        distance = compared[name].distance if name in compared else None
+        distance = compared[str(form)].distance if str(form) in compared else None
         row = ComparedNetwork(
-            form.name,
-            form.precision,
+            *form,
             metrics if distance is None else distance.metrics,
             distance,
             milliseconds,
-            form.bytes / 1e6,
-            form.operations,
-            from_float32.get(name),
+            sizes[form] / 1e6,
+            computed[form[0]] if form[1] == INT8 else None,
+            from_float32.get(form),
         )
         rows.append(row)
+    samples = sum(map(len, judged))
     return NetworkComparison(
         tuple(rows),
-        sum(map(len, judged)),
+        samples,
         sum(map(len, calibration)),
         len(timed),
         "onnxruntime" if int8 else "torch",
         uncounted,
+        *(_verdict(list(from_float32.values()), samples) if int8 else ()),
     )
 
 
@@ -320,53 +293,44 @@ def lost(distance: Distance) -> tuple[str, float]:
     return DETECTION if distance.detection is not None else RELATIVE_ERROR, distance.value
 
 
-@dataclass(frozen=True)
-class _Form:
-    """A network as a module of torch, or as an ONNX file."""
-
-    name: str
-    precision: str
-    runner: nn.Module | OnnxModel
-    bytes: int
-    output_names: tuple[str, ...] = ()
-    operations: str | None = None
-
-    def run(self, inputs: Tensor | dict[str, Any] | tuple[Any, ...]) -> Any:
-        """The output of the form; nothing else here costs time."""
-        if isinstance(self.runner, OnnxModel):
-            given = inputs if isinstance(inputs, dict) else {self.runner.input_names[0]: inputs}
-            return self.runner({name: given[name] for name in self.runner.input_names})
-        return call_with(self.runner, inputs)
-
-    def outputs(self, network: nn.Module, inputs: Tensor | dict[str, Any]) -> Any:
-        """The outputs of the form by torch's names."""
-        if isinstance(self.runner, nn.Module):
-            return run_example(network, inputs)
-        return dict(zip(self.output_names, map(torch.from_numpy, self.run(inputs)), strict=True))
+def _verdict(changes: Sequence[Distance], samples: int) -> tuple[str, float, float]:
+    """(the measure, what int8 changes in the last network, what is allowed), of each network's change by int8."""
+    change = changes[-1]
+    if len(changes) == 1:
+        errors = [change.relative_error, *(output.relative_error for output in change.outputs.values())]
+        return RELATIVE_ERROR, float(np.max(errors)), MAX_RELATIVE_ERROR  # NaN where one is
+    measure, loss = lost(changes[0])
+    is_share = measure in SHARES
+    margin = max(math.sqrt(loss * (1 - loss) / samples), 1 / samples) if is_share else _MARGIN
+    return *lost(change), loss + margin
 
 
-def _onnx_forms(
-    name: str, network: nn.Module, calibration: Sequence[Batch], folder: Path, operations: str | None
-) -> list[_Form]:
-    """The network as an ONNX file in float32, and in int8."""
+def _write_onnx(
+    network: nn.Module, calibration: Sequence[Batch], float32: Path, int8: Path, operations: str | None
+) -> str:
+    """Write the network as an ONNX file in float32 and in int8. Returns what int8 computes in integers."""
     rows = [batch.inputs if isinstance(batch.inputs, Tensor) else batch.tensors for batch in calibration]
-    files = {precision: folder / f"{name}-{precision}.onnx" for precision in (FLOAT32, INT8)}
     first = calibration[0][:_TIMED_AT_ONCE]
-    export_onnx(network, files[FLOAT32], first.inputs if isinstance(first.inputs, Tensor) else first.tensors)
+    export_onnx(network, float32, first.inputs if isinstance(first.inputs, Tensor) else first.tensors)
     # The table shows how far int8 is, so that no file is refused.
-    report = quantize_onnx(files[FLOAT32], files[INT8], rows, operations=operations, max_relative_error=math.inf)
-    output = run_example(network, first.inputs)
-    runners = {precision: OnnxModel(file) for precision, file in files.items()}
-    names = runners[FLOAT32].output_names
+    return quantize_onnx(float32, int8, rows, operations=operations, max_relative_error=math.inf).operations
+
+
+def _onnx_run(file: Path, network: nn.Module, example: Any) -> Callable[[Any], dict[str, Tensor]]:
+    """A function of inputs that gives the outputs of the file by the names that `network` gives them."""
+    model, output = OnnxModel(file), run_example(network, example)
+    names: Sequence[str] = model.output_names
     if isinstance(output, Tensor):
         names = ("",)
     elif not isinstance(output, Mapping):
-        names = tuple(given.removeprefix("output_") for given in names)
-    sizes = {precision: file.stat().st_size for precision, file in files.items()}
-    return [
-        _Form(name, FLOAT32, runners[FLOAT32], sizes[FLOAT32], names),
-        _Form(name, INT8, runners[INT8], sizes[INT8], names, report.operations),
-    ]
+        names = [given.removeprefix("output_") for given in names]
+
+    def run(inputs: Any) -> dict[str, Tensor]:
+        given = inputs if isinstance(inputs, dict) else {model.input_names[0]: inputs}
+        found = model({name: given[name] for name in model.input_names})
+        return dict(zip(names, map(torch.from_numpy, found), strict=True))
+
+    return run
 
 
 def _in_float32(network: nn.Module) -> nn.Module:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from hf_lgelu.export.comparison import NetworkComparison, compare_networks
+from hf_lgelu.export.comparison import ALONE, FLOAT32, INT8, NetworkComparison, compare_networks
 from hf_lgelu.export.onnx_export import ONNX_FILE, save_beside_onnx
 from hf_lgelu.files import whole_folder
 from hf_lgelu.formats import finite_or_none
@@ -35,7 +35,7 @@ class Int8RefusedError(RuntimeError):
     """
 
     def __init__(self, report: NetworkComparison) -> None:
-        original = "" if len(report.by_network) > 1 else "compare it with the int8 of the original (`original`); "
+        original = "" if report.rows[-1].network != ALONE else "compare it with the int8 of the original (`original`); "
         fewer = report.rows[-1].operations != "layers"
         layers = "leave more in float (`operations` layers); " if fewer else ""
         self.report = report
@@ -112,13 +112,12 @@ def export_int8(
                 box_channels=box_channels,
                 onnx_dir=files,
             )
-            for row, name in zip(report.by_network[-1], (ONNX_FILE, INT8_FILE), strict=True):
-                os.replace(Path(files, f"{row.network}-{row.precision}.onnx"), new / name)
+            for precision, name in ((FLOAT32, ONNX_FILE), (INT8, INT8_FILE)):
+                os.replace(Path(files, f"{report.rows[-1].network}-{precision}.onnx"), new / name)
         if not report.is_good and not allow_worse:
             raise Int8RefusedError(report)
         save_beside_onnx(model, new, source)
-        verdict = {"is_good": report.is_good, "measure": report.measure, "loss": report.loss, "allowed": report.allowed}
-        document = {"verdict": report.line, **verdict, **asdict(report)}
+        document = {"verdict": report.line, "is_good": report.is_good, **asdict(report)}
         text = json.dumps(finite_or_none(document), indent=1, ensure_ascii=False, allow_nan=False)
         (new / INT8_REPORT).write_text(f"{text}\n", encoding="utf-8")
     return report
