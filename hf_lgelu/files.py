@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from huggingface_hub import HfApi, constants, try_to_load_from_cache
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
+from huggingface_hub.errors import HFValidationError, HTTPError
 from huggingface_hub.utils import validate_repo_id
 
 if TYPE_CHECKING:
@@ -76,19 +76,10 @@ def require_there(name: str, kind: str = "model") -> None:
         is_cached = (cache / name.replace("/", "___").lower()).is_dir()
     if is_cached:
         return
-    if constants.HF_HUB_OFFLINE:
-        raise FileNotFoundError(f"{missing}, and the Hub is not asked (HF_HUB_OFFLINE); give {what}")
-    look = HfApi().model_info if kind == "model" else HfApi().dataset_info
     try:
-        look(name, timeout=10.0)
-    except HfHubHTTPError as error:
-        status = getattr(error.response, "status_code", None)
-        why = "has none of that name, or none that you may read" if status in (401, 403, 404) else f"answers {status}"
-    except (HTTPError, OSError) as error:
-        why = f"cannot be reached ({error})"
-    else:
-        return
-    raise FileNotFoundError(f"{missing}, and the Hub {why}; give {what}, or a Hub id")
+        HfApi().repo_info(name, repo_type=kind, timeout=10.0)
+    except (HTTPError, OSError) as error:  # there is none, or none that may be read, or no Hub
+        raise FileNotFoundError(f"{missing}; give {what}, or a Hub id. The Hub says: {error}") from error
 
 
 @contextmanager
@@ -145,8 +136,6 @@ def whole_folder(target: str | os.PathLike, *, overwrite: bool = False) -> Itera
 def require_replaceable(target: str | os.PathLike, *, overwrite: bool = False) -> None:
     """Raise OSError or ValueError unless `whole_folder` could put its new folder at `target`."""
     target, whole = Path(target), os.path.realpath(target)
-    if target.is_symlink() and not _is_own(target):
-        raise PermissionError(f"{target} is a link of another user's; give the folder that you mean")
     if Path.cwd().is_relative_to(whole) or os.path.ismount(whole):
         raise ValueError(f"{target} is a mount point or the current folder, or has it inside; give a folder inside it")
     if target.exists() and not target.is_dir():
@@ -182,11 +171,6 @@ def _folder_beside(target: Path) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_own(path: Path) -> bool:
-    """Whether a folder, or a link itself, is this user's, as far as the system tells."""
-    return not hasattr(os, "getuid") or path.lstat().st_uid == os.getuid()
 
 
 def require_inside(file: Path, folder: Path) -> None:

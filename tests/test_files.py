@@ -147,14 +147,6 @@ def test_what_is_refused_before_the_work(make, error, told, tmp_path, monkeypatc
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_nothing_is_written_into_what_is_another_users(tmp_path, monkeypatch):
-    (tmp_path / "link").symlink_to(tmp_path)
-    own = os.getuid()
-    monkeypatch.setattr(os, "getuid", lambda: own + 1)
-    with pytest.raises(PermissionError, match=r"link is a link of another user"):
-        fill(tmp_path / "link", overwrite=True)
-
-
 def test_where_nothing_can_be_written_the_place_that_was_given_is_named(tmp_path, monkeypatch):
     def refuse(dir, prefix, suffix):
         raise OSError(30, "Read-only file system", f"{dir}/{prefix}x{suffix}")
