@@ -1,4 +1,4 @@
-"""The checkpoint of a command: loaded, refused, saved and pushed.
+"""The checkpoint of a command: loaded, saved and pushed.
 
 sentence-transformers loads and saves its own networks (embeddings, sparse embeddings, scores of pairs), with all of
 their modules. They are converted and compared as a whole.
@@ -25,7 +25,6 @@ from hf_lgelu.files import local, require_there
 from hf_lgelu.models.checkpoint import copy_processor_files, load_checkpoint, processor_files, save_checkpoint
 from hf_lgelu.models.loading import from_pretrained
 from hf_lgelu.models.record import loads_elsewhere
-from hf_lgelu.networks.sites import LEARNED_KINDS, find_sites, sites_in_words
 
 
 @dataclass(frozen=True)
@@ -132,38 +131,6 @@ def _read_sentence_network(name: str, *, trust_remote_code: bool) -> nn.Module:
             "options=ConversionConfig(data_collator=model.preprocess))"
         )
     return network
-
-
-def require_hardness(checkpoint: Checkpoint) -> None:
-    """Raise ValueError unless the checkpoint has a λ-GELU; the message says what to do instead."""
-    kinds = {site.kind for site in find_sites(checkpoint.model)}
-    if kinds & set(LEARNED_KINDS):
-        return
-    if kinds:
-        raise ValueError(
-            f"{checkpoint.name} has no λ-GELU: its gates are {sites_in_words(checkpoint.model)}. `hf-lgelu convert` "
-            "makes a ReLU network of it without training; hf_lgelu.LambdaGELUTrainer trains it as lambda_gelu or "
-            "lambda_silu"
-        )
-    _refuse_relu(checkpoint)
-    raise ValueError(
-        f"{checkpoint.name} has no gate that an export could exchange; hf_lgelu.find_smooth_calls lists what it "
-        "computes smoothly"
-    )
-
-
-def require_gates(checkpoint: Checkpoint) -> None:
-    """Raise ValueError for a ReLU network. Gates that a forward calls as functions are found when the network runs."""
-    if not find_sites(checkpoint.network):
-        _refuse_relu(checkpoint)
-
-
-def _refuse_relu(checkpoint: Checkpoint) -> None:
-    relus = sum(isinstance(module, nn.ReLU | nn.ReLU6 | nn.LeakyReLU) for module in checkpoint.network.modules())
-    if relus:
-        raise ValueError(
-            f"{checkpoint.name} is a ReLU network already ({relus} ReLU modules, no smooth gate): nothing to do"
-        )
 
 
 def push(folder: Path, repo_id: str | None, *, private: bool, tell: Callable[[str], None]) -> None:

@@ -10,8 +10,7 @@ from hf_lgelu.cli.arguments import CompareArguments
 from hf_lgelu.cli.checkpoint import read_checkpoint
 from hf_lgelu.cli.command import say
 from hf_lgelu.cli.data import Rows
-from hf_lgelu.cli.inputs import read_rows
-from hf_lgelu.cli.rows import InputSet
+from hf_lgelu.cli.inputs import InputSet, read_rows
 from hf_lgelu.export.comparison import NetworkComparison, compare_networks
 from hf_lgelu.refit.report import REPORT_FILE
 

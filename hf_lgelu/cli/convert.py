@@ -12,12 +12,11 @@ from typing import Any
 from torch import nn
 
 from hf_lgelu.cli.arguments import ConvertArguments
-from hf_lgelu.cli.checkpoint import Checkpoint, push, read_checkpoint, require_gates
+from hf_lgelu.cli.checkpoint import Checkpoint, push, read_checkpoint
 from hf_lgelu.cli.command import say
 from hf_lgelu.cli.data import Rows
-from hf_lgelu.cli.inputs import read_rows
+from hf_lgelu.cli.inputs import InputSet, read_rows
 from hf_lgelu.cli.onnx_file import read_onnx_file
-from hf_lgelu.cli.rows import InputSet
 from hf_lgelu.comparing.comparison import compare_outputs
 from hf_lgelu.comparing.distance import networks_table
 from hf_lgelu.environment import hardware
@@ -78,10 +77,8 @@ def convert(arguments: ConvertArguments, data: Rows | None, evaluation: Rows | N
             inputs: InputSet | None
             if is_onnx(arguments.model):
                 checkpoint, inputs, second = read_onnx_file(arguments)
-                require_gates(checkpoint)
             else:
                 checkpoint = read_checkpoint(arguments.model, **arguments.reading | {"progress": progress})
-                require_gates(checkpoint)
                 inputs = None if data is None else read_rows(data, checkpoint)
                 second = None if evaluation is None or arguments.dry_run else read_rows(evaluation, checkpoint)
             checkpoint.network.to(state.device)

@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 
 from hf_lgelu.cli.arguments import ExportArguments
-from hf_lgelu.cli.checkpoint import Checkpoint, push, read_checkpoint, require_hardness
+from hf_lgelu.cli.checkpoint import Checkpoint, push, read_checkpoint
 from hf_lgelu.cli.command import say
 from hf_lgelu.cli.compare import outputs_that_counted, print_table, warn_fitted
 from hf_lgelu.cli.data import Rows
-from hf_lgelu.cli.inputs import read_rows
+from hf_lgelu.cli.inputs import read_rows, tokenizer_of
 from hf_lgelu.cli.onnx_file import quantize_file
-from hf_lgelu.cli.rows import tokenizer_of
 from hf_lgelu.export.card import top_table, write_card
 from hf_lgelu.export.comparison import NetworkComparison
 from hf_lgelu.export.int8 import INT8_FILE, Int8RefusedError, export_int8
@@ -62,7 +61,6 @@ def _export_plain(
     arguments: ExportArguments, checkpoint: Checkpoint, evaluation: Rows | None, folder: Path
 ) -> CheckpointExport:
     """Write a checkpoint without λ-gates, and its card with the table of both networks."""
-    require_hardness(checkpoint)
     rows = None if evaluation is None else read_rows(evaluation, checkpoint)
     inputs = None if rows is None else rows.first(_EXAMPLE_ROWS)
     save = partial(export_relu, allow_soft=arguments.allow_soft) if arguments.to == "relu" else export_gelu

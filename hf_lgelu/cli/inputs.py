@@ -1,37 +1,79 @@
 """The rows, columns and labels of a data set that a command's arguments name, as a model takes them."""
 
 import inspect
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from tqdm.auto import tqdm
+from transformers import AutoImageProcessor, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from hf_lgelu.cli.checkpoint import Checkpoint
 from hf_lgelu.cli.data import Rows
-from hf_lgelu.cli.rows import (
-    FEWEST_SEQUENCES,
-    TOKENS,
-    InputSet,
-    context_length,
-    pictures,
-    sample_numbers,
-    text_blocks,
-    text_sequences,
-    tokenizer_of,
-)
+from hf_lgelu.models.checkpoint import processor_files
 from hf_lgelu.networks.batches import TRIED
-from hf_lgelu.networks.outputs import is_causal
-from hf_lgelu.networks.run import require_taken
+from hf_lgelu.networks.outputs import IGNORED_LABEL, is_causal
+from hf_lgelu.networks.run import in_dtype, require_taken
 
 logger = logging.get_logger(__name__)
+
+LONGEST = 1024  # the most tokens of a sequence, if the user names no length
+
+TOKENS, FEWEST_SEQUENCES = 32768, 32
+"""If the user names no number, sequences are taken until they have TOKENS together, and at least FEWEST_SEQUENCES."""
+
+_LOADED_TOGETHER = 64  # rows read at a time; fewer may be computed at a time
+_TOGETHER = 64  # consecutive texts that stay together, so that most blocks are consecutive text
+_CHOICE = 4  # times as many blocks are cut as are wanted, so that many texts have a chosen block
 
 _LABELS = ("label", "labels")
 _FEATURE_ROWS, _IMAGES = 8192, 1024  # if the user names no number
 _NOT_ONE_CLASS = ("regression", "multi_label_classification")  # problem types of transformers
+
+
+@dataclass(frozen=True)
+class InputSet:
+    """Rows that a model takes. `description` names their data set in words.
+
+    `read(numbers)` gives some of the `count` rows as a batch, {name of an argument: tensor}, with "labels" if they are
+    known. `whole` says that no row of the data set was left out. Floating-point inputs get the model's `dtype`, because
+    not every network casts them.
+    """
+
+    read: Callable[[list[int]], dict[str, Tensor]]
+    count: int
+    whole: bool
+    description: str = ""
+    dtype: torch.dtype = torch.float32
+
+    @classmethod
+    def of_tensors(cls, tensors: Mapping[str, Tensor], whole: bool, description: str = "") -> "InputSet":
+        """Rows of named tensors, such as {"input_ids": (N, T), "attention_mask": (N, T)}."""
+        count = len(next(iter(tensors.values())))
+        return cls(lambda rows: {name: tensor[rows] for name, tensor in tensors.items()}, count, whole, description)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitems__(self, numbers: Sequence[int]) -> dict[str, Tensor]:
+        """The rows with these numbers as one batch, for a DataLoader."""
+        return in_dtype(self.read(list(numbers)), self.dtype)
+
+    def batches(self, what: str, *, progress: bool, batch_size: int = _LOADED_TOGETHER) -> Iterable[dict[str, Tensor]]:
+        """All rows in order, with a progress bar named `what`."""
+        loader: DataLoader = DataLoader(cast(Dataset, self), batch_size=batch_size, collate_fn=lambda batch: batch)
+        return tqdm(loader, desc=what, unit="batch", disable=not progress)
+
+    def first(self, count: int) -> dict[str, Tensor]:
+        """The first rows as a batch, without labels."""
+        batch = self.__getitems__(range(min(count, self.count)))
+        return {name: tensor for name, tensor in batch.items() if name != "labels"}
 
 
 def read_rows(data: Rows, checkpoint: Checkpoint) -> InputSet:
@@ -92,12 +134,6 @@ def _features(data: Rows, checkpoint: Checkpoint) -> InputSet:
         raise ValueError(
             f"features must be finite numbers: {len(wrong)} of {features.numel():,} are not, in feature {places} "
             "(counted from 0). Leave these rows out, or fill them as in the model's training"
-        )
-    expected = getattr(checkpoint.model.config, "num_features", features.shape[1])
-    if features.shape[1] != expected:
-        raise ValueError(
-            f"{data.description} has {features.shape[1]} features a row, and the model takes {expected}; give the "
-            f"columns of the model's training, prepared in the same way. {data.columns_in_words}"
         )
     chosen = torch.from_numpy(sample_numbers(len(features), data.wanted or _FEATURE_ROWS, data.asked.seed))
     tensors = {"features": features[chosen]} | ({} if labels is None else {"labels": labels[chosen]})
@@ -182,3 +218,182 @@ def _as_model_classes(values: np.ndarray, names: Sequence[str] | None, model: Pr
             return None
         values = np.array([own[name] for name in known])[values]
     return None if values.max() >= model.config.num_labels else torch.from_numpy(values.astype(np.int64))
+
+
+def pictures(
+    rows: Any, column: str, chosen: Sequence[int], checkpoint: Checkpoint, *, mode: str, labels: Tensor | None
+) -> InputSet:
+    """The `chosen` images of a column as {"pixel_values": (C, H, W)}, with "labels" if they are known.
+
+    They are decoded when they are read, and prepared by the checkpoint's image processor (for timm's models, as
+    `pretrained_cfg` in config.json says). `mode` is PIL's name of a kind of pixel: "RGB", or "L" for grey.
+    """
+    import datasets
+
+    source = checkpoint.name
+    try:
+        processor = AutoImageProcessor.from_pretrained(source, trust_remote_code=checkpoint.trust_remote_code)
+    except (OSError, ValueError, ImportError) as error:
+        raise ValueError(
+            f"images need the model's image processor, and none can be loaded from {source} ({error}). Save one "
+            "there (image_processor.save_pretrained), or call hf_lgelu.convert_to_relu with your own batches"
+        ) from error
+    encoded_rows = rows.select_columns(column).cast_column(column, datasets.Image(decode=False))
+
+    def read(wanted: list[int]) -> dict[str, Tensor]:
+        numbers, images = [chosen[number] for number in wanted], []
+        for number, encoded in zip(numbers, encoded_rows[numbers][column], strict=True):
+            try:
+                if encoded is None:
+                    raise ValueError("it is empty")
+                images.append(datasets.Image().decode_example(encoded).convert(mode))
+            except Exception as error:  # PIL has errors of its own, as for too many pixels
+                file = f" (file {encoded['path']})" if encoded and encoded.get("path") else ""
+                raise ValueError(
+                    f"the picture in row {number}, counted from 0{file}, cannot be read ({error}); replace it, or "
+                    "leave it out"
+                ) from error
+        batch = {"pixel_values": processor(images, return_tensors="pt")["pixel_values"]}
+        return batch if labels is None else {**batch, "labels": labels[numbers]}
+
+    return InputSet(read, len(chosen), whole=len(chosen) == len(rows))
+
+
+def sample_numbers(available: int, wanted: int | None, seed: int) -> np.ndarray:
+    """`wanted` different row numbers below `available`, in the order of a seeded permutation; None takes all.
+
+    Every version of numpy gives the same numbers. A larger sample with the same seed begins with them.
+    """
+    numbers = np.random.RandomState(seed).permutation(available)
+    return numbers if wanted is None else numbers[:wanted]
+
+
+def context_length(model: PreTrainedModel, wanted: int | None) -> int:
+    """Tokens of a sequence: `wanted`, or what the model takes, at most LONGEST. ValueError for more than it takes."""
+    names = ("n_positions", "max_position_embeddings")
+    sizes = (getattr(model.config, name, None) for name in names)
+    own = next((size for size in sizes if size and size > 0), None)  # XLNet says -1 for no limit
+    if own is not None:  # less the positions that no token has: RoBERTa's begin behind that of padding
+        tables = [module for name, module in model.named_modules() if "position" in name.rpartition(".")[2]]
+        learned = [table for table in tables if isinstance(table, nn.Embedding) and len(table.weight) == own]
+        own -= max((table.padding_idx + 1 for table in learned if table.padding_idx is not None), default=0)
+    if wanted is None:
+        return min(own or LONGEST, LONGEST)
+    if wanted < 2 or (own is not None and wanted > own):
+        raise ValueError(f"--sequence_length must be from 2 to {own or 'what the model takes'}, got {wanted}")
+    return wanted
+
+
+def tokenizer_of(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
+    """The tokenizer beside a checkpoint. Raises ValueError if there is none."""
+    if checkpoint.is_of_sentences:
+        return checkpoint.network.tokenizer
+    model = checkpoint.name
+    try:
+        if Path(model).is_dir() and not processor_files(Path(model)):
+            raise ValueError("the folder has no file of one")
+        tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=checkpoint.trust_remote_code)
+        # transformers may make one of only special tokens: every text is then unknown or empty.
+        words = tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys() - set(tokenizer.all_special_tokens)
+        if len(words) < 2:  # T5's keeps a space
+            raise ValueError(f"{type(tokenizer).__name__} has no vocabulary there but special tokens")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # what a damaged one ends in
+        raise ValueError(
+            f"texts need the model's tokenizer, and none can be loaded from {model} ({error}). Save it there "
+            "(tokenizer.save_pretrained), or call hf_lgelu.convert_to_relu with your own batches"
+        ) from error
+    return tokenizer
+
+
+def text_blocks(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, length: int, wanted: int | None, seed: int
+) -> InputSet:
+    """`wanted` blocks of `length` tokens, or all; the tokens themselves are the labels, and the model shifts them.
+
+    The texts are joined, each with a line's end; what follows the last whole block is dropped. If the tokenizer begins
+    a text with a token of its own (Llama, Gemma), every block begins with this token. Of many texts, only as many are
+    read as the blocks need, in a seeded order.
+    """
+    starts = range(0, len(texts), _TOGETHER)
+    order = starts if wanted is None else [starts[i] for i in sample_numbers(len(starts), None, seed)]
+    first = tokenizer("", return_attention_mask=False, verbose=False)["input_ids"][:1]
+    begins = [int(token) for token in first if token == tokenizer.bos_token_id]
+    of_text = length - len(begins)
+    tokens: list[int] = []
+    # In a file, an empty text is an empty line. An empty cell of a table is None.
+    are_lines = not any(text.endswith("\n") for text in texts[:_TOGETHER] if text)
+    for start in order:
+        together = [
+            text if text.endswith("\n") else f"{text}\n"
+            for text in texts[start : start + _TOGETHER]
+            if text or (text == "" and are_lines)
+        ]
+        if together:
+            encoded = tokenizer(together, add_special_tokens=False, return_attention_mask=False, verbose=False)
+            tokens += [token for text in encoded["input_ids"] for token in text]
+        if wanted is not None and len(tokens) >= _CHOICE * wanted * of_text:
+            break
+    count = len(tokens) // of_text
+    if not count:
+        raise ValueError(
+            f"the texts have {len(tokens)} tokens, which do not fill one sequence of {length}; give more text, or a "
+            "smaller --sequence_length"
+        )
+    blocks = torch.tensor(tokens[: count * of_text], dtype=torch.int64).view(count, of_text)
+    blocks = torch.cat([torch.tensor(begins, dtype=torch.int64).expand(count, len(begins)), blocks], dim=1)
+    blocks = blocks[torch.from_numpy(sample_numbers(count, wanted, seed))]
+    labels = torch.cat([torch.full_like(blocks[:, :1], IGNORED_LABEL), blocks[:, 1:]], dim=1)  # nothing predicts these
+    return InputSet.of_tensors({"input_ids": blocks, "labels": labels}, wanted is None or count < wanted)
+
+
+def text_sequences(
+    texts: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    length: int,
+    wanted: int | None,
+    seed: int,
+    labels: Tensor | None,
+    *,
+    seconds: Sequence[str] | None,
+    prompt: str,
+) -> InputSet:
+    """A row for each of `wanted` texts, without empty texts, cut at `length` tokens and padded to the longest row.
+
+    None takes texts until they have TOKENS together, and at least FEWEST_SEQUENCES. `labels` are (len(texts),).
+    `seconds` are the second texts of pairs; the longer text of a pair is cut first. `prompt` is put before every text,
+    or before the first text of a pair.
+    """
+    columns = [texts] if seconds is None else [texts, seconds]
+    order = sample_numbers(len(texts), None, seed).tolist()
+    filled = [number for number in order if all((column[number] or "").strip() for column in columns)]
+    if not filled:
+        raise ValueError("the texts are empty; give a column or file that has text in it")
+
+    def encoded() -> Iterator[dict[str, list[int]]]:
+        for start in range(0, len(filled), _TOGETHER):
+            numbers = filled[start : start + _TOGETHER]
+            first, *other = [[column[number] for number in numbers] for column in columns]
+            prompted = [prompt + text for text in first]
+            made = tokenizer(prompted, *other, truncation=True, max_length=length, verbose=False)
+            yield from ({name: column[row] for name, column in made.items()} for row in range(len(numbers)))
+
+    chosen: list[dict[str, list[int]]] = []
+    tokens = 0
+    for row in encoded():
+        if len(chosen) == wanted or (wanted is None and tokens >= TOKENS and len(chosen) >= FEWEST_SEQUENCES):
+            break
+        chosen.append(row)
+        tokens += len(row["input_ids"])
+    tensors = dict(tokenizer.pad(chosen, return_tensors="pt", verbose=False))
+    if labels is not None:
+        tensors["labels"] = labels[filled[: len(chosen)]]
+
+    def read(numbers: list[int]) -> dict[str, Tensor]:
+        """A batch ends with its longest sequence."""
+        rows = {name: tensor[numbers] for name, tensor in tensors.items()}
+        if "attention_mask" not in rows:
+            return rows
+        used = rows["attention_mask"].any(0)
+        return {name: tensor[:, used] if tensor.ndim > 1 else tensor for name, tensor in rows.items()}
+
+    return InputSet(read, len(chosen), whole=len(chosen) == len(texts))

@@ -11,7 +11,7 @@ from torch import Tensor
 from hf_lgelu.cli.arguments import OutputArguments
 from hf_lgelu.cli.checkpoint import Checkpoint
 from hf_lgelu.cli.command import say
-from hf_lgelu.cli.rows import InputSet, sample_numbers
+from hf_lgelu.cli.inputs import InputSet, sample_numbers
 from hf_lgelu.environment import require
 from hf_lgelu.export.int8 import INT8_FILE
 from hf_lgelu.export.onnx_network import OnnxNetwork

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hf_lgelu.cli.arguments import ProfileArguments
-from hf_lgelu.cli.checkpoint import read_checkpoint, require_hardness
+from hf_lgelu.cli.checkpoint import read_checkpoint
 from hf_lgelu.files import save_picture
 from hf_lgelu.models.hardening import hardness_profile, is_hardened, learned_hardness, swap_errors
 
@@ -18,7 +18,6 @@ def profile(arguments: ProfileArguments) -> None:
     for a plot without a history of λ, and the errors of loading.
     """
     checkpoint = read_checkpoint(arguments.model, **arguments.reading)
-    require_hardness(checkpoint)
     hardness = hardness_profile(checkpoint.model)
     errors = swap_errors(checkpoint.model, hardness)
     learned = learned_hardness(checkpoint.model)

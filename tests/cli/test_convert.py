@@ -276,12 +276,12 @@ def test_data_in_the_folder_that_is_replaced_are_not_lost(option, place, tmp_pat
         ("gelu", ("--evaluation", "~/gelu/../rows.csv"), "must be other rows than --data, split 'train'"),
         ("gelu", ("--evaluation", "EMPTY"), "empty.csv cannot be read as a data set (it has no rows)"),
         ("gleu", (), "there is no folder or file gleu"),
-        ("runs/gelu", (), "the Hub cannot be reached"),
+        ("runs/gelu", (), "The Hub says: no network"),
         ("./nothing", (), "there is no folder or file ./nothing; give the folder of a checkpoint"),
         ("gelu/model.safetensors", (), "is no checkpoint, but a file, and has no config.json"),
         ("adapter", (), "merge_and_unload"),
-        ("relu", (), "is a ReLU network already (2 ReLU modules, no smooth gate)"),
-        ("narrow", (), "has 5 features a row, and the model takes 7"),
+        ("relu", (), "has no gate that conversion takes: nothing in it is smooth"),
+        ("narrow", (), "does not take the inputs of rows.csv (features: (2, 5) float32)"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line(model, words, reason, place, tmp_path, monkeypatch, call, offline):
@@ -316,7 +316,7 @@ def offline(monkeypatch):
         asked.append(name)
         raise OSError("no network")
 
-    monkeypatch.setattr("hf_lgelu.files.HfApi.model_info", out_of_reach)
+    monkeypatch.setattr("hf_lgelu.files.HfApi.repo_info", out_of_reach)
     monkeypatch.setattr("hf_lgelu.files.constants.HF_HUB_OFFLINE", False)
     return asked
 

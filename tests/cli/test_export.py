@@ -129,8 +129,8 @@ def test_int8_is_judged_and_what_is_worse_is_not_there(outliers, place, test_row
     ("model", "reason"),
     [
         ("soft", "2 of 2 gates are too soft for ReLU"),
-        ("gelu", "has no λ-GELU: its gates are GELUActivation × 2. `hf-lgelu convert` makes a ReLU network of it"),
-        ("relu", "is a ReLU network already (2 ReLU modules, no smooth gate): nothing to do"),
+        ("gelu", "its gates are gelu; convert_to_relu(model, data) (hf-lgelu convert) converts these"),
+        ("relu", "no λ-GELU that an export could replace; it has no smooth gate"),
     ],
 )
 def test_what_is_not_to_be_hardened_is_told_what_to_do(model, reason, place, tmp_path, call):

@@ -1,5 +1,7 @@
 """A data set's rows as a model takes them: which column, which rows, which labels, and what is refused."""
 
+import json
+
 import datasets
 import numpy as np
 import pytest
@@ -7,6 +9,8 @@ import torch
 from PIL import Image
 from tokenizers.processors import TemplateProcessing
 from transformers import (
+    AutoConfig,
+    AutoTokenizer,
     BertConfig,
     BertForSequenceClassification,
     BertModel,
@@ -23,11 +27,10 @@ from transformers import (
 )
 from word_tokenizer import word_tokenizer
 
-from hf_lgelu.cli.arguments import RowArguments
+from hf_lgelu.cli.arguments import CompareArguments
 from hf_lgelu.cli.checkpoint import Checkpoint
 from hf_lgelu.cli.data import Rows, load_splits
-from hf_lgelu.cli.inputs import read_rows
-from hf_lgelu.cli.rows import FEWEST_SEQUENCES, sample_numbers, text_blocks
+from hf_lgelu.cli.inputs import FEWEST_SEQUENCES, read_rows, sample_numbers, text_blocks, tokenizer_of
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
@@ -66,7 +69,8 @@ def inputs(rows, model, source="nowhere", name="rows", **options):
     """`rows`: a data set, or its columns."""
     rows = datasets.Dataset.from_dict(rows) if isinstance(rows, dict) else rows
     wanted = options.pop("wanted", None)
-    given, asked = Checkpoint(source, model), RowArguments(model=source, **options)
+    given = Checkpoint(source, model)
+    asked = CompareArguments(model=source, converted=source, data=name, **options)
     return read_rows(Rows(name, rows, asked, split="train", wanted=wanted), given)
 
 
@@ -139,7 +143,7 @@ def test_sequences_are_taken_by_the_tokens_that_they_have(tokenizer, monkeypatch
     """The tokens that the model could take do not count: of 300 short texts, 64 were taken then."""
     source, _ = tokenizer
     model = BertForSequenceClassification(BertConfig(vocab_size=300, max_position_embeddings=4096, **SMALL))
-    monkeypatch.setattr("hf_lgelu.cli.rows.TOKENS", TOKENS)
+    monkeypatch.setattr("hf_lgelu.cli.inputs.TOKENS", TOKENS)
     texts = [f"{TEXTS[i % 200]} {i % 200}" for i in range(2000)]
     rows = datasets.Dataset.from_dict({"text": texts})
     made = inputs(rows, model, source)
@@ -265,7 +269,7 @@ REFUSED = [  # (fixture of the model, columns of the set, options, what is said)
     ("gpt2", BOTH, {"column": "a", "pair_column": "b"}, "--pair_column.*GPT2LMHeadModel"),
     ("bert", BOTH, {"pair_column": "c", "column": "a"}, "no column 'c'"),
     ("bert", {"text": ["", " "]}, {}, "empty"),
-    ("mlp", {"x": [1.0], "y": [2.0]}, {}, "2 features.* 3"),
+    ("mlp", {"x": [1.0], "y": [2.0]}, {}, r"does not take the inputs of rows, split train \(features: \(1, 2\)"),
     ("mlp", {"x": [1.0], "y": [float("nan")], "z": [1.0]}, {}, r"1 of 3.* feature 1 "),
     ("mlp", {"name": ["a"]}, {}, r"MLP\w+.*name \(text\)"),
     (
@@ -299,6 +303,31 @@ def test_what_is_refused(name, columns, options, told, tokenizer, request):
     model = request.getfixturevalue(name)
     with pytest.raises(ValueError, match=told):
         inputs(columns, model, tokenizer[0], **options)
+
+
+@pytest.mark.parametrize("family", ["bert", "t5", "whisper"])
+def test_a_tokenizer_without_words_is_none(family, tmp_path):
+    """transformers makes one of special tokens alone: every text would be unknown, or empty."""
+    AutoConfig.for_model(family).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"no file of one.*Save"):
+        tokenizer_of(Checkpoint(str(tmp_path), None))
+
+
+@pytest.mark.parametrize("family", ["bert", "deberta-v2"])
+def test_a_tokenizer_whose_words_are_missing_is_none(family, tmp_path):
+    config = AutoConfig.for_model(family)
+    config.save_pretrained(tmp_path)
+    name = AutoTokenizer.from_pretrained(tmp_path).__class__.__name__
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
+    with pytest.raises(ValueError, match="vocabulary"):
+        tokenizer_of(Checkpoint(str(tmp_path), None))
+
+
+def test_a_smaller_sample_is_part_of_a_larger_one():
+    larger = sample_numbers(50, 20, 4)
+    assert sample_numbers(50, 10, 4).tolist() == larger[:10].tolist()
+    assert len(set(larger.tolist())) == 20
+    assert sorted(sample_numbers(50, None, 4)) == list(range(50))
 
 
 def test_texts_need_a_tokenizer(gpt2, tmp_path):
