@@ -3,7 +3,6 @@
 import pytest
 import torch
 import transformers
-from gelu_models import GPT2, IMAGES, TOKENS, logits_of, timm, trained
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from scipy.special import ndtr
@@ -13,6 +12,33 @@ from hf_lgelu import LambdaGELU, MLPConfig, MLPForClassification, replace_activa
 from hf_lgelu.export.onnx_export import save_onnx
 from hf_lgelu.export.plain import export_gelu, maps_around
 from hf_lgelu.models.config_keys import ConfigChange, UnsupportedConfigError
+
+GPT2 = {"vocab_size": 32, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}
+SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+TOKENS = {"input_ids": torch.arange(12).reshape(2, 6) * 7 % 29 + 3}
+IMAGES = {"pixel_values": torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(2))}
+
+
+def timm(architecture, sizes):
+    return {"architecture": architecture, "model_args": {**sizes, "act_layer": "lambda_gelu"}, "num_labels": 3}
+
+
+@torch.no_grad()
+def trained(model):
+    """Another λ at every site, and weights large enough for a gate's shape to matter."""
+    for parameter_name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            parameter.normal_(0, 1.5 / parameter[0].numel() ** 0.5)
+        elif not parameter_name.endswith("raw_hardness"):
+            parameter.uniform_(0.5, 1.5)
+    for index, module in enumerate(m for m in model.modules() if isinstance(m, LambdaGELU)):
+        module.hardness_override.fill_((1.5, 3.0, 20.0)[index % 3])
+    return model.eval()
+
+
+@torch.no_grad()
+def logits_of(model, inputs):
+    return model(**inputs).logits
 
 
 @pytest.fixture
@@ -46,6 +72,42 @@ def test_weights_keep_their_dtype(mlp, tmp_path):
     assert 1e-4 < export.change.largest_change / export.change.largest_output < 2e-2  # λ = 1.5 and 3 round anew
     report = save_onnx(half, tmp_path, inputs=FEATURES)  # of a copy in float32
     assert report.max_abs_difference < 1e-4 * max(1.0, report.largest_output)
+
+
+def gpt2():
+    config = transformers.GPT2Config(**GPT2, **SPECIAL, activation_function="lambda_gelu")
+    return transformers.GPT2LMHeadModel(config)
+
+
+def convnext():
+    sizes = {"depths": [1, 1, 1, 1], "dims": [8, 8, 16, 16]}
+    return transformers.TimmWrapperForImageClassification(
+        transformers.TimmWrapperConfig(**timm("convnext_tiny", sizes))
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "inputs", "said"),
+    [(gpt2, TOKENS, '"activation_function": "gelu"'), (convnext, IMAGES, '"act_layer": "gelu"')],
+)
+def test_the_gelu_model_computes_the_same_and_nothing_of_lambda_gelu_is_left(make, inputs, said, tmp_path):
+    """So plain transformers, where nobody imports this package, loads it: the config says all."""
+    torch.manual_seed(0)
+    model = trained(make())
+    export = export_gelu(model, tmp_path / "gelu", inputs=inputs)
+    loaded = type(model).from_pretrained(tmp_path / "gelu").eval()
+    smooth, found = logits_of(model, inputs), logits_of(loaded, inputs)
+    largest, change = smooth.abs().max().item(), (found - smooth).abs().max().item()
+    assert change <= 1e-5 * largest
+    assert export.change.largest_output == pytest.approx(largest)
+    assert export.change.largest_change == pytest.approx(change, rel=0.5, abs=1e-6 * largest)
+    text = (tmp_path / "gelu" / "config.json").read_text()
+    assert said in text
+    assert "lambda_gelu" not in text
+    assert {path.suffix for path in (tmp_path / "gelu").iterdir()} <= {".json", ".safetensors", ".md"}
+    weights = load_file(tmp_path / "gelu" / "model.safetensors")
+    assert not any("hardness" in key or "temperature" in key for key in weights)
+    assert [*export.hardness.values()] == [1.5, 3.0, 20.0, 1.5][: len(export.hardness)]
 
 
 def resnet():

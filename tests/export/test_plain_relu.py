@@ -7,6 +7,7 @@ import small_networks as networks
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
+from word_tokenizer import word_tokenizer
 
 from hf_lgelu import LambdaGELU, anneal_hardness, export_gelu, initialize_hardness, replace_activations
 from hf_lgelu.export.plain import export_relu
@@ -95,6 +96,14 @@ def test_programs_that_ignore_the_activation_are_named(mlp, tmp_path):
     for export in (export_relu(gpt2, tmp_path / "relu", allow_soft=True), export_gelu(gpt2, tmp_path / "gelu")):
         assert [warning.split()[:2] for warning in export.warnings] == [["llama.cpp", "ignores"]]
         assert "  warning: llama.cpp ignores the activation" in str(export)
+
+
+def test_the_tokenizer_of_the_source_goes_along(mlp, tmp_path):
+    anneal_hardness(mlp, 1.0)
+    word_tokenizer(["w1", "w2"], 16).save_pretrained(tmp_path / "source")
+    export_relu(mlp, tmp_path / "relu", source=tmp_path / "source")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / "relu" / name).read_bytes() == (tmp_path / "source" / name).read_bytes()
 
 
 @pytest.mark.parametrize("export", [export_relu, export_gelu])
