@@ -62,7 +62,7 @@ class Checkpoint:
             network.save(folder / ONNX_FILE)
         elif not self.is_of_sentences:
             save_checkpoint(network, folder, source=self.name)
-        elif loads_elsewhere(network.config):
+        elif loads_elsewhere(network.transformers_model.config):
             raise ValueError(
                 f"no key of the config of {type(self.model).__name__} says its gates, and sentence-transformers would "
                 "load the old ones: convert it in Python (hf_lgelu.convert_to_relu)"

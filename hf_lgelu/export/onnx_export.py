@@ -205,7 +205,7 @@ def save_beside_onnx(model: Any, folder: str | os.PathLike, source: str | os.Pat
 
     Of a network of sentence-transformers it is the tokenizer that it holds, which cuts texts at its `max_seq_length`.
     """
-    if isinstance(config := getattr(model, "config", None), PreTrainedConfig):
+    if isinstance(config := getattr(getattr(model, "transformers_model", model), "config", None), PreTrainedConfig):
         config.save_pretrained(folder)
     if isinstance(tokenizer := getattr(model, "tokenizer", None), PreTrainedTokenizerBase):
         tokenizer.save_pretrained(folder)
