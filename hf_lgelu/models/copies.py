@@ -21,14 +21,11 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 from transformers import PreTrainedModel
-from transformers.utils import logging
 
 from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.networks.rewrite import calls_of
 from hf_lgelu.networks.run import own_forward
 from hf_lgelu.networks.sites import uncompiled
-
-logger = logging.get_logger(__name__)
 
 Model = TypeVar("Model", bound=nn.Module)
 

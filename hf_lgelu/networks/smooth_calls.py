@@ -6,7 +6,6 @@ tanh are no modules. So the operations themselves are watched here.
 
 from collections import Counter
 from dataclasses import dataclass
-from threading import get_ident
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.networks.calls import LIBRARIES, frames_inside, line_of
 from hf_lgelu.networks.elementwise import FunctionModule, is_piecewise_linear, values_at
-from hf_lgelu.networks.run import Inputs, run_example
+from hf_lgelu.networks.run import Inputs, forward_pre_hooks, run_example
 from hf_lgelu.networks.sites import is_activation, uncompiled
 
 # erf, tanh and sigmoid catch written-out formulas; hardswish is quadratic between its corners.
@@ -27,8 +26,6 @@ _SMOOTH_OPERATIONS = frozenset(
         *("_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn"),
     )
 )
-_FUSED_ENCODER_LAYER = "_transformer_encoder_layer_fwd"  # torch's, in eval mode; an argument says GELU or ReLU
-_USE_GELU = 7
 
 _OWN_FORMULA = "a formula of its own"
 
@@ -75,21 +72,17 @@ def find_smooth_calls(model: nn.Module, inputs: Inputs) -> list[SmoothCall]:
     """
     model = uncompiled(model)  # a compiled model would run eagerly here as well
     names = {id(module): name for name, module in model.named_modules()}
-    watch, own = _Watch(model), get_ident()
+    watch = _Watch(model)
 
     def note_formula(module: nn.Module, args: Any) -> None:
-        # The hook is called in the whole process.
-        if get_ident() == own and id(module) in watch.registered:
-            values = values_at(module)
-            if values is not None and not is_piecewise_linear(values):
-                watch.note(module, _OWN_FORMULA)
+        values = values_at(module)
+        if values is not None and not is_piecewise_linear(values):
+            watch.note(module, _OWN_FORMULA)
 
-    handle = nn.modules.module.register_module_forward_pre_hook(note_formula)
-    try:
-        with torch.inference_mode(False), watch:  # in inference mode fused cells pass unseen
-            run_example(model, inputs)
-    finally:
-        handle.remove()
+    own = [module for module in model.modules() if id(module) in watch.registered]
+    # In inference mode fused cells pass unseen.
+    with torch.inference_mode(False), forward_pre_hooks(own, note_formula), watch:
+        run_example(model, inputs)
     named = {module_id for module_id, operation, _ in watch.counts if operation != _OWN_FORMULA}
     return [
         SmoothCall(names.get(module_id), type(watch.modules[module_id]).__name__, operation, count, line)
@@ -117,7 +110,7 @@ class _Watch(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         operation = func.overloadpacket.__name__.rstrip("_")
-        if operation in _SMOOTH_OPERATIONS or (operation == _FUSED_ENCODER_LAYER and args[_USE_GELU]):
+        if operation in _SMOOTH_OPERATIONS:
             (inner, _), (known, frames) = frames_inside(), frames_inside(self.registered)
             # λ-GELU's softplus makes λ from s; it is no activation.
             if not (operation == "softplus" and isinstance(inner, LambdaGate)):
