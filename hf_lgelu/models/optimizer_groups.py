@@ -89,8 +89,6 @@ def separate_hardness_group(
     # Layer-wise GaLore and APOLLO hold no s. LOMO ignores its groups, because it updates inside backward.
     elif not is_whole or not hasattr(optimizer, "add_param_group") or hasattr(optimizer, "fused_backward"):
         why = "replaces the parameter groups or ignores their learning rates"
-    elif isinstance(inner, torch.optim.LBFGS):  # it takes the group, and fails at the next step
-        why = "accepts only one parameter group"
     elif any("initial_lr" in group for group in changed):
         why = "has a scheduler already, which would not know a new group"
     elif not all(isinstance(group.get("lr"), int | float | torch.Tensor) for group in changed):

@@ -39,9 +39,10 @@ class HardeningCallback(TrainerCallback):
     Args:
         config: the options of hardening; by default the paper's.
 
-    `LambdaGELUTrainer` gives s its learning rate, and selects the best checkpoint among hardened epochs only. A plain
-    Trainer needs an optimizer of `hardness_parameter_groups`. With another optimizer, s learns as slowly as the weights
-    and decays with them, and a warning says so.
+    The callback is for a plain Trainer, with an optimizer of `hardness_parameter_groups`. With another optimizer, s
+    learns as slowly as the weights and decays with them, and a warning says so. `LambdaGELUTrainer` makes the callback
+    itself where its arguments have `harden=True`. It gives s its learning rate, and selects the best checkpoint among
+    hardened epochs only.
 
     Raises, when training begins:
         ValueError: DeepSpeed is used, a target names no gate, or an s is frozen. In a plain Trainer also for

@@ -12,10 +12,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import EvalPrediction, Trainer
 from transformers.trainer_utils import EvalLoopOutput
-from transformers.utils import logging
 
 from hf_lgelu.comparing.comparison import LiveUnits
-from hf_lgelu.models.hardening import HARDENED_FRACTION, is_hardened
+from hf_lgelu.models.hardening import is_hardened
 from hf_lgelu.models.optimizer_groups import check_rate, separate_hardness_group
 from hf_lgelu.models.surgery import TemporaryRelu
 from hf_lgelu.networks.outputs import IGNORED_LABEL, labels_of_predictions
@@ -25,8 +24,6 @@ from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
 from hf_lgelu.training.callbacks import HardeningCallback, HardnessLogCallback
 from hf_lgelu.training.refusals import refuse_with_gates, warn_not_learning, warn_ungrouped
 from hf_lgelu.training.resume import load_renamed, require_same_gates, whole_checkpoint
-
-logger = logging.get_logger(__name__)
 
 _COLLECTED = ("_metrics", "_stored_metrics", "accum_loss_components")
 """The attributes where the losses of TRL's and sentence-transformers' trainers collect numbers for their logs."""
@@ -88,15 +85,13 @@ class LambdaGELUTrainer(Trainer):
         args = LambdaGELUTrainingArguments(output_dir="tmp_trainer") if args is None else args  # Trainer's own default
         if not isinstance(args, LambdaGELUTrainingArguments):
             raise TypeError(f"args must be LambdaGELUTrainingArguments, got {type(args).__name__}")
-        if hasattr(
-            module := options.get("compute_metrics"), "compute"
-        ):  # evaluate.load("accuracy"), or evaluate.combine
+        module = options.get("compute_metrics")
+        if hasattr(module, "compute"):  # evaluate.load("accuracy"), or evaluate.combine
             options["compute_metrics"] = lambda prediction, compute_result=True: metrics_of_module(
                 module, self.model, prediction, compute_result
             )
         super().__init__(model, args, *others, **options)
         self._live: LiveUnits | None = None  # while ReLU is substituted
-        self._told_soft = False
         self._hardening = HardeningCallback()  # among the callbacks if args.harden is on
         self._hardening.selects_hardened_checkpoints = True
         if args.require_lambda_gelu:
@@ -151,7 +146,7 @@ class LambdaGELUTrainer(Trainer):
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
         """Trainer's loop. A second loop, with ReLU substituted, gives the loss and every metric once more."""
-        begin = random_state(self.args.device, dataloader)
+        begin = random_state(self.args.device)
         # The network as it is comes first, because Trainer prepares the model with its own modules.
         output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
         if not self.args.report_substitution or not find_sites(self.model):
@@ -182,16 +177,10 @@ class LambdaGELUTrainer(Trainer):
             return super().prediction_step(model, inputs, *others, **options)
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        if not self.args.harden or is_hardened(self.model, self._hardening.config.targets):
-            return super()._determine_best_metric(metrics, trial)
-        selects = self.args.load_best_model_at_end or self.args.save_strategy == "best"
-        if selects and not self._told_soft:
-            self._told_soft = True
-            logger.warning(
-                "The gates are still soft: no epoch counts as the best before every λ has reached "
-                f"{HARDENED_FRACTION:.0%} of its target, because ReLU would destroy an earlier one"
-            )
-        return False
+        # ReLU would destroy a best epoch of soft gates.
+        if self.args.harden and not is_hardened(self.model, self._hardening.config.targets):
+            return False
+        return super()._determine_best_metric(metrics, trial)
 
     def _hp_search_setup(self, trial: Any) -> None:
         super()._hp_search_setup(trial)
@@ -257,21 +246,16 @@ def metrics_of_module(
     return module.compute() if compute_result else None
 
 
-def random_state(device: torch.device, data: DataLoader | None = None) -> Callable[[], None]:
-    """A function that restores the present random state of Python, NumPy, torch and the sampler of `data`."""
+def random_state(device: torch.device) -> Callable[[], None]:
+    """A function that restores the present random state of Python, NumPy and torch."""
     sources = [each for each in (torch, torch.get_device_module(device)) if hasattr(each, "get_rng_state")]
     of_python, of_numpy, of_torch = random.getstate(), np.random.get_state(), [s.get_rng_state() for s in sources]
-    sampler = getattr(getattr(data, "batch_sampler", None), "sampler", None)
-    generator = getattr(sampler, "generator", None)  # of Trainer's sampler that groups sequences by length
-    of_generator = None if generator is None else generator.get_state()
 
     def put_back() -> None:
         random.setstate(of_python)
         np.random.set_state(of_numpy)
         for source, state in zip(sources, of_torch, strict=True):
             source.set_rng_state(state)
-        if generator is not None:
-            generator.set_state(of_generator)
 
     return put_back
 

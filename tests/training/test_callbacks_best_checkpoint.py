@@ -15,7 +15,6 @@ RUN = {
     "eval_dataset": rows(6, seed=1),
     "metric_for_best_model": "score",
 }
-SOFT = "no epoch counts as the best before every λ has reached 50% of its target"
 
 
 class Epochs(TrainerCallback):
@@ -48,12 +47,11 @@ def step_of(trainer):
 
 
 @pytest.mark.parametrize(("rising", "best"), [(False, 5), (True, 8)])
-def test_with_hardening_the_best_hardened_epoch_wins(tmp_path, caplog, rising, best):
+def test_with_hardening_the_best_hardened_epoch_wins(tmp_path, rising, best):
     trainer, states = train(tmp_path, rising, save_strategy="epoch", load_best_model_at_end=True, harden=True)
     assert (step_of(trainer), abs(trainer.state.best_metric)) == (best * 3, best)
     assert_same_state(state_of(trainer.model), states[best - 1])
     assert min(hardness_values(trainer.model)) >= TARGET / 2
-    assert caplog.text.count(SOFT) == 1
 
 
 def test_another_target_moves_the_first_epoch_that_counts(tmp_path):
@@ -64,10 +62,9 @@ def test_another_target_moves_the_first_epoch_that_counts(tmp_path):
     assert step_of(trainer) == 5 * 3
 
 
-def test_checkpoints_are_kept_by_the_same_rule(tmp_path, caplog):
+def test_checkpoints_are_kept_by_the_same_rule(tmp_path):
     train(tmp_path, save_strategy="best", harden=True)
     assert [folder.name for folder in tmp_path.glob("checkpoint-*")] == ["checkpoint-15"]
-    assert caplog.text.count(SOFT) == 1
 
 
 def test_a_run_that_never_hardens_enough_keeps_its_last_weights(tmp_path):

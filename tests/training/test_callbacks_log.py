@@ -94,14 +94,6 @@ def test_history_has_the_hardness_of_each_step_and_each_evaluation(tmp_path):
     assert json.dumps(history)
 
 
-def test_an_evaluation_before_any_training_has_the_hardness_too(tmp_path):
-    trainer = tiny_trainer(tmp_path, eval_dataset=rows(4))
-    trainer.evaluate()
-    entry = trainer.state.log_history[-1]
-    assert entry["hardness/mean"] == pytest.approx(1.05)
-    assert "hardness_learning_rate" not in entry
-
-
 @pytest.mark.parametrize(
     ("activation", "options"), [("lambda_gelu", {"log_hardness": False}), ("gelu", {"require_lambda_gelu": False})]
 )
