@@ -118,8 +118,12 @@ class CheckpointArguments(Arguments):
 
 @dataclass(kw_only=True)
 class RowArguments(CheckpointArguments):
-    """How rows of a data set become inputs of a checkpoint."""
+    """A data set, and how its rows become inputs of a checkpoint."""
 
+    data: str | None = _first(f"Inputs from where the model is used: {_DATA}. Default: none.", None, reads="dataset")
+    data_split: str | None = _input("Split of --data. Default: validation or test, else the only split.", None)
+    data_config: str | None = _input("Configuration of --data. Default: the only one.", None)
+    max_samples: int | None = _first(f"The most rows, sequences or images of --data. Default: {_AMOUNT}.", None)
     column: str | None = _input("Column of texts, images or features. Default: the only one of its kind.", None)
     pair_column: str | None = _input(
         "Column of the second texts, if the network reads pairs (cross-encoder, inference, paraphrase). --column names "
@@ -186,10 +190,6 @@ class ConvertArguments(OutputArguments):
         reads="dataset",
     )
     data_split: str = _input("Split of --data. Default: train.", "train")
-    data_config: str | None = _input("Configuration of --data. Default: the only one.", None)
-    max_samples: int | None = _first(
-        f"The most rows, sequences or images of --data. Default: {_AMOUNT}, but at least 32.", None
-    )
     effort: str | None = _of_config("effort", _first, choices=EFFORTS)
     width: float = _of_config("width", _first)
     batch_size: int | None = _of_config("batch_size")
@@ -235,14 +235,6 @@ class ExportArguments(OutputArguments):
     to: str = _first(
         f"{'; '.join(map(': '.join, EXPORT_FORMS.items()))}. Default: relu.", "relu", choices=tuple(EXPORT_FORMS)
     )
-    data: str | None = _first(
-        f"Inputs from where the model is used, which int8 needs and other forms do not take: {_DATA}. Default: none.",
-        None,
-        reads="dataset",
-    )
-    data_split: str | None = _input("Split of --data. Default: validation or test, else the only split.", None)
-    data_config: str | None = _input("Configuration of --data. Default: the only one.", None)
-    max_samples: int | None = _input(f"The most inputs of --data. Default: {_AMOUNT}.", None)
     original: str | None = _input(
         "With --to int8: the checkpoint before the conversion. int8 may take as much from the model as from this one. "
         "Default: the relative error of int8 decides.",
@@ -280,9 +272,6 @@ class CompareArguments(RowArguments):
 
     converted: str = _first("Folder or Hub id of the converted checkpoint.", is_word=True, reads="model")
     data: str = _first(f"Inputs for both networks, best not those of the conversion: {_DATA}.", reads="dataset")
-    data_split: str | None = _input("Split of --data. Default: validation or test, else the only split.", None)
-    data_config: str | None = _input("Configuration of --data. Default: the only one.", None)
-    max_samples: int | None = _input(f"The most inputs of --data. Default: {_AMOUNT}.", None)
     int8: bool = _first("Add both networks in int8, by ONNX. Default: only float32, by torch.", False)
     onnx_dir: str | None = _output("Folder in which the ONNX files of --int8 are kept. Default: not kept.", None)
 
