@@ -113,7 +113,7 @@ def _file_of(name: str, file: str) -> Path | None:
         return None
 
 
-def _read_sentence_network(name: str, *, trust_remote_code: bool) -> nn.Module:
+def _read_sentence_network(name: str, *, trust_remote_code: bool = False) -> nn.Module:
     """The network of sentence-transformers in a folder or of a Hub id.
 
     Raises ImportError without sentence-transformers, and ValueError for a network that is not read here.

@@ -32,7 +32,7 @@ from hf_lgelu.export.card import (
 from hf_lgelu.export.onnx_export import ONNX_FILE
 from hf_lgelu.export.onnx_network import OnnxNetwork
 from hf_lgelu.files import is_hub_id, is_onnx, whole_folder
-from hf_lgelu.formats import finite_or_none, text_table
+from hf_lgelu.formats import text_table
 from hf_lgelu.graph.layers import find_layers
 from hf_lgelu.models.checkpoint import require_same_model
 from hf_lgelu.models.config_keys import runtime_warnings
@@ -146,7 +146,7 @@ def _write(
         require_same_model(converted, reloaded, examples)
         facts = facts_of_folder(folder)
     document: dict[str, Any] = {"provenance": asdict(provenance), "report": report.as_dict()}
-    text = json.dumps(finite_or_none(document), indent=1, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
     (folder / REPORT_FILE).write_text(f"{text}\n", encoding="utf-8")
     card = render_conversion_card(
         report,

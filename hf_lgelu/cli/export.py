@@ -24,11 +24,12 @@ from hf_lgelu.cli.onnx_file import quantize_file
 from hf_lgelu.export.card import top_table, write_card
 from hf_lgelu.export.comparison import NetworkComparison
 from hf_lgelu.export.int8 import INT8_FILE, Int8RefusedError, export_int8
-from hf_lgelu.export.onnx_export import OPSET, OnnxReport, save_onnx
+from hf_lgelu.export.onnx_export import ONNX_FILE, OPSET, OnnxReport, export_onnx, save_beside_onnx
 from hf_lgelu.export.onnx_run import OnnxModel
 from hf_lgelu.export.plain import CheckpointExport, export_gelu, export_relu
 from hf_lgelu.files import is_onnx, whole_folder
-from hf_lgelu.networks.run import random_inputs
+from hf_lgelu.models.copies import independent_copy
+from hf_lgelu.networks.run import in_dtype, random_inputs
 
 _EXAMPLE_ROWS = 64
 
@@ -89,10 +90,11 @@ def _export_onnx(
     """Write the network with its own gates as an ONNX file; of a sentence encoder with its pooling."""
     rows = None if evaluation is None else read_rows(evaluation, checkpoint)
     inputs = _example_inputs(checkpoint) if rows is None else rows.first(_EXAMPLE_ROWS)
-    opset = arguments.opset or OPSET
-    report = save_onnx(checkpoint.network, folder, source=checkpoint.name, inputs=inputs, opset=opset)
+    network, inputs = independent_copy(checkpoint.network).float(), in_dtype(inputs, torch.float32)
+    report = export_onnx(network, folder / ONNX_FILE, inputs, opset=arguments.opset or OPSET)
+    save_beside_onnx(checkpoint.network, folder, checkpoint.name)
     # The report names the final folder, not the hidden one that is written first.
-    report = replace(report, path=Path(arguments.output_dir) / report.path.name)
+    report = replace(report, path=Path(arguments.output_dir) / ONNX_FILE)
     say(str(report))
     if rows is None:
         say(_RANDOM)

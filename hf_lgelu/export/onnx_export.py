@@ -24,7 +24,6 @@ from hf_lgelu.networks.run import (
     Inputs,
     buffers_kept,
     evaluation_mode,
-    in_dtype,
     in_own_forward,
     require_plain,
 )
@@ -183,21 +182,6 @@ def export_onnx(
         other_shapes=tuple(sizes for sizes, *_ in resized),
         largest_output=example.largest_output,
     )
-
-
-def save_onnx(
-    model: Any,
-    folder: str | os.PathLike,
-    *,
-    inputs: Inputs,
-    source: str | os.PathLike | None = None,
-    opset: int = OPSET,
-) -> OnnxReport:
-    """`export_onnx` of a copy in float32 into an existing folder, with the config, and the tokenizer of `source`."""
-    path = Path(folder) / ONNX_FILE
-    report = export_onnx(independent_copy(model).float(), path, in_dtype(inputs, torch.float32), opset=opset)
-    save_beside_onnx(model, folder, source)
-    return report
 
 
 def save_beside_onnx(model: Any, folder: str | os.PathLike, source: str | os.PathLike | None) -> None:

@@ -9,7 +9,6 @@ from scipy.special import ndtr
 from torch import nn
 
 from hf_lgelu import LambdaGELU, MLPConfig, MLPForClassification, replace_activations
-from hf_lgelu.export.onnx_export import save_onnx
 from hf_lgelu.export.plain import export_gelu, maps_around
 from hf_lgelu.models.config_keys import ConfigChange, UnsupportedConfigError
 
@@ -70,8 +69,6 @@ def test_weights_keep_their_dtype(mlp, tmp_path):
     export = export_gelu(half, tmp_path / "gelu", inputs=FEATURES)
     assert {t.dtype for t in load_file(tmp_path / "gelu" / "model.safetensors").values()} == {torch.bfloat16}
     assert 1e-4 < export.change.largest_change / export.change.largest_output < 2e-2  # λ = 1.5 and 3 round anew
-    report = save_onnx(half, tmp_path, inputs=FEATURES)  # of a copy in float32
-    assert report.max_abs_difference < 1e-4 * max(1.0, report.largest_output)
 
 
 def gpt2():
