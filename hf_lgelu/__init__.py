@@ -15,7 +15,7 @@ from typing import Any
 
 import lazy_loader
 
-from hf_lgelu.version import __version__ as __version__
+__version__ = "0.3.0"
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 

@@ -31,4 +31,5 @@ from .training.arguments import LambdaGELUTrainingArguments as LambdaGELUTrainin
 from .training.callbacks import HardeningCallback as HardeningCallback
 from .training.callbacks import HardnessLogCallback as HardnessLogCallback
 from .training.trainer import LambdaGELUTrainer as LambdaGELUTrainer
-from .version import __version__ as __version__
+
+__version__: str

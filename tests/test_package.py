@@ -174,7 +174,7 @@ def test_the_wheel_carries_the_package_and_runs_the_readmes_first_command_alone(
     assert modules <= set(names)
     assert {"hf_lgelu/py.typed", "hf_lgelu/__init__.pyi"} <= set(names)
     assert {"hf_lgelu/export/model_card_template.md", "hf_lgelu/evaluate/relu_substitution/README.md"} <= set(names)
-    sources = {f"hf_lgelu/activation/kernels/cpu/{name}" for name in ("gate.cpp", "formulas.h")}
+    sources = {f"hf_lgelu/activation/kernels/{name}" for name in ("gate.cpp", "formulas.h")}
     assert sources <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert f"Version: {hf_lgelu.__version__}" in text

@@ -149,7 +149,7 @@ GATES: dict[str, Gate] = {
         ),
     )
 }
-"""λ-GELU is the paper's. `kernels/cpu/formulas.h`, `kernels/triton.py` and `kernels/plain.py` hold the fused
+"""λ-GELU is the paper's. `kernels/formulas.h`, `kernels/triton.py` and `kernels/plain.py` hold the fused
 forms; a row that is not there is computed by the other kernels."""
 
 DEFAULT_GATE = "lambda_gelu"

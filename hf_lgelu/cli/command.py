@@ -6,6 +6,7 @@ The module of a command, and with it torch, is imported when the command runs.
 import argparse
 import dataclasses
 import importlib
+import importlib.metadata
 import os
 import re
 import signal
@@ -19,7 +20,6 @@ from typing import Any, NoReturn
 from hf_lgelu.cli.arguments import COMMANDS, GROUPS, OPTIONS, Arguments
 from hf_lgelu.cli.data import open_sets
 from hf_lgelu.files import local, require_replaceable, require_there
-from hf_lgelu.version import __version__
 
 FAILED, WRONG_CALL = 1, 2
 """Exit statuses; 0 is success, 128 + n is an end by signal n."""
@@ -48,7 +48,7 @@ def command_line() -> tuple[_Parser, dict[str, _Parser]]:
         description="Turn smooth networks into ReLU networks: by learned hardness (λ-GELU), or without training.",
         epilog="hf-lgelu COMMAND --help has the options of each, and two examples.",
     )
-    parser.add_argument("--version", action="version", version=__version__)
+    parser.add_argument("--version", action="version", version=importlib.metadata.version("hf-lgelu"))
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for kind in COMMANDS.values():
         _add_command(commands, kind)

@@ -6,7 +6,7 @@ import pickle
 import oracle
 import torch
 
-from hf_lgelu.activation.kernels.cpu import function as cpu
+from hf_lgelu.activation.kernels import cpu
 
 # How far u²·φ(u) may be off per element where a kernel takes φ for 0, or λx for its clamp: beyond |u| = 10.5.
 CLAMPED = 5e-23

@@ -11,8 +11,8 @@ import torch
 from expectations import random
 
 from hf_lgelu.activation.functional import lambda_gelu
-from hf_lgelu.activation.kernels.cpu import build
-from hf_lgelu.activation.kernels.cpu import function as cpu
+from hf_lgelu.activation.kernels import cpu
+from hf_lgelu.activation.kernels import cpu_build as build
 
 FAST_COMPILER = """#!/bin/sh
 # Takes the last argument for the output, as the real command puts it.

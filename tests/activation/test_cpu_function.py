@@ -12,8 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_lgelu.activation.gates import GATES
 from hf_lgelu.activation.hardness import raw_from_hardness
-from hf_lgelu.activation.kernels import aten
-from hf_lgelu.activation.kernels.cpu import function as cpu
+from hf_lgelu.activation.kernels import aten, cpu
 
 HARDNESSES = [1.0, 2.0, 20.0, 160.0]
 X, DELTA = random(500, seed=19), random(500, seed=20)

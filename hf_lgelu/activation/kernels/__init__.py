@@ -11,8 +11,7 @@ from torch import Tensor
 
 from hf_lgelu.activation.gates import DEFAULT_GATE
 from hf_lgelu.activation.hardness import effective_hardness
-from hf_lgelu.activation.kernels import aten, plain
-from hf_lgelu.activation.kernels.cpu import function as cpu
+from hf_lgelu.activation.kernels import aten, cpu, plain
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 

@@ -1,6 +1,9 @@
-"""The λ-gates through the compiled kernel, which `build` compiles.
+"""The λ-gates in C++ for the CPU: one fused, vectorized pass forward and one backward.
 
-From top to bottom: its library in the process, and the autograd function, which saves only x and the hardness.
+`gate.cpp` is compiled for a gate on its first use, in a second or two, by the compiler at hand, and kept in the user's
+cache (`cpu_build`); nothing is built at install time. Without a compiler the automatic choice goes on to "aten".
+
+From top to bottom: the library in the process, and the autograd function, which saves only x and the hardness.
 """
 
 import ctypes
@@ -15,7 +18,7 @@ from torch import Tensor
 
 from hf_lgelu.activation.gates import DEFAULT_GATE
 from hf_lgelu.activation.kernels import aten
-from hf_lgelu.activation.kernels.cpu.build import build_library
+from hf_lgelu.activation.kernels.cpu_build import build_library
 from hf_lgelu.activation.kernels.plain import is_visible_backward, laid_as, opaque_refusal
 
 logger = logging.getLogger(__name__)
