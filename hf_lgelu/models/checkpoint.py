@@ -3,7 +3,6 @@
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
@@ -46,10 +45,8 @@ logger = logging.get_logger(__name__)
 _HEADS = frozenset({"cls", "pooler", "lm_head", "classifier", "score", "qa_outputs"})
 
 
-def load_checkpoint(
-    name_or_path: str | os.PathLike, *, kind: type[PreTrainedModel] | None = None, trust_remote_code: bool = False
-) -> PreTrainedModel:
-    """The model of a folder or Hub id, of the class that its config names or of `kind`, with every λ-GELU in its place.
+def load_checkpoint(name_or_path: str | os.PathLike, *, trust_remote_code: bool = False) -> PreTrainedModel:
+    """The model of a folder or Hub id, of the class that its config names, with every λ-GELU in its place.
 
     Weights are read from safetensors only. Code of the checkpoint runs only with `trust_remote_code`. Raises ValueError
     for a config that names no class of transformers or of this package. Raises it also if the tensors are not the
@@ -75,11 +72,10 @@ def load_checkpoint(
             for name, code in (named.items() if isinstance(named, dict) else ())
             if name.startswith("AutoModel") and hasattr(transformers, name)
         }
-        loader: Any = kind
-        if kind is None and trust_remote_code and own_code:
+        if trust_remote_code and own_code:
             saved = [name for name, code in own_code.items() if code.rpartition(".")[2] in (config.architectures or ())]
             loader, given = getattr(transformers, [*saved, *own_code][0]), {"trust_remote_code": True}
-        elif kind is None:
+        else:
             loader = model_class(config)
             if own_code and loader is not MLPForClassification:
                 logger.warning(

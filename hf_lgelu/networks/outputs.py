@@ -390,22 +390,16 @@ def outputs_of(model: nn.Module, inputs: Inputs) -> list[Tensor]:
     return [tensor for tensor in kept if tensor.ndim] or kept  # in a tuple the loss has no name
 
 
-def allowed_rounding(output: Tensor) -> float:
-    """The most that rounding changes a number of this output, by its dtype and its largest finite number."""
-    return _ROUNDING.get(output.dtype, _ROUNDING[torch.float32]) * largest_finite(output)
-
-
-def agree(
-    before: Sequence[Tensor], after: Sequence[Tensor], allowed: Callable[[Tensor], float] = allowed_rounding
-) -> bool:
-    """Whether tensors have the same shapes and the same numbers (NaN too), up to the allowed change of each tensor."""
+def agree(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:
+    """Whether tensors have the same shapes and, up to rounding, the same numbers (NaN too)."""
     return [tensor.shape for tensor in before] == [tensor.shape for tensor in after] and all(
-        torch.allclose(one, other, rtol=0, atol=allowed(one), equal_nan=True)
+        torch.allclose(one, other, rtol=0, atol=_largest_rounding(one), equal_nan=True)
         for one, other in zip(before, after, strict=True)
     )
 
 
-def largest_finite(tensor: Tensor) -> float:
-    """The largest finite absolute value; 0 without a finite number."""
-    finite = tensor[tensor.isfinite()]
-    return finite.abs().max().item() if finite.numel() else 0.0
+def _largest_rounding(output: Tensor) -> float:
+    """The most that rounding changes a number of this output, by its dtype and its largest finite number."""
+    finite = output[output.isfinite()]
+    largest = finite.abs().max().item() if finite.numel() else 0.0
+    return _ROUNDING.get(output.dtype, _ROUNDING[torch.float32]) * largest

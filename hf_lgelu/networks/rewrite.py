@@ -309,7 +309,8 @@ def _add_copy(body: dict[str, Any], cls: type, name: str, held: Any, places: Any
         return starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
 
     opening = source.file.index(b"(", span(source.definition)[0]) + 1
-    edits = [] if is_method else [(opening, opening, f"{owner}, ", "")]  # first, last, new text before and after lines
+    # An edit puts two texts in the place of the source from `first` to `last`, around the line breaks that were there.
+    edits = [] if is_method else [(opening, opening, f"{owner}, ", "")]
     for number in dict.fromkeys(numbers[0] for numbers in places):
         call = source.calls[number]
         below = {numbers[1:]: (place, chain[1:]) for numbers, (place, chain) in places.items() if numbers[0] == number}
