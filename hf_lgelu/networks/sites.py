@@ -31,8 +31,6 @@ _FUSED_CODES = {"relu": 1, "gelu": 2}
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, partial, torch.jit.ScriptFunction)
 
-_HOOKS = tuple(name for name in vars(nn.Module()) if "hook" in name and "state_dict" not in name)
-
 LEARNED_KINDS: tuple[str, ...] = tuple(GATES)
 """The λ-gates, with a hardness of their own; a substitution exchanges these kinds by default."""
 
@@ -66,9 +64,6 @@ class ActivationSite:
             place(self.parent, self.attribute, self.function)
         else:
             place(self.parent, self.attribute, module.train(self.module.training))
-            for name in _HOOKS:  # hooks run at the new gate; their handles remove them from both gates
-                if (hooks := getattr(self.module, name)) and not getattr(module, name):
-                    setattr(module, name, hooks)
         if module is self.module and self.fused_kernel is not None:
             setattr(self.parent, _FUSED_KERNEL, self.fused_kernel)
 
