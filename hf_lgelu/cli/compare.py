@@ -35,28 +35,21 @@ def print_table(
     int8, onnx_dir = getattr(arguments, "int8", False), getattr(arguments, "onnx_dir", None)
     forms = "float32 and int8, by ONNX" if int8 else "float32"
     say(f"Measuring both networks in {forms}: score and distance on {len(data):,} inputs, then time ...")
-    options = outputs_that_counted(folder) | {"int8": int8, "onnx_dir": onnx_dir}
+    options = conversion_options(folder, data) | {"int8": int8, "onnx_dir": onnx_dir}
     compared = compare_networks(original, converted, data.batches("comparison", progress=arguments.progress), **options)
     say(f"{data.description}:\n{compared}")
-    warn_fitted(folder, data)
     return compared
 
 
-def outputs_that_counted(folder: str) -> dict[str, Any]:
-    """The options `outputs` and `box_channels` of the conversion that wrote a folder; empty for other folders."""
-    report = _report_in(folder)
-    return {name: report["report"]["config"].get(name) for name in ("outputs", "box_channels")} if report else {}
+def conversion_options(folder: str, data: InputSet) -> dict[str, Any]:
+    """The options `outputs` and `box_channels` of the conversion that wrote a folder; empty for other folders.
 
-
-def warn_fitted(folder: str, data: InputSet) -> None:
-    """Say if the conversion that wrote a folder was fitted to inputs of this set."""
-    report = _report_in(folder)
-    if report and report["provenance"]["data"] == data.description:
-        say("The conversion was fitted to inputs of this set: on other inputs the distance may be larger.")
-
-
-def _report_in(folder: str) -> dict[str, Any] | None:
+    Says if that conversion was fitted to inputs of this set.
+    """
     file = Path(folder) / REPORT_FILE
     report = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
-    is_own = isinstance(report, dict) and report.keys() >= {"report", "provenance"}  # other programs have such files
-    return report if is_own else None
+    if not (isinstance(report, dict) and report.keys() >= {"report", "provenance"}):  # other programs have such files
+        return {}
+    if report["provenance"]["data"] == data.description:
+        say("The conversion was fitted to inputs of this set: on other inputs the distance may be larger.")
+    return {name: report["report"]["config"].get(name) for name in ("outputs", "box_channels")}

@@ -17,7 +17,7 @@ from torch import Tensor
 from hf_lgelu.cli.arguments import ExportArguments
 from hf_lgelu.cli.checkpoint import Checkpoint, push, read_checkpoint
 from hf_lgelu.cli.command import say
-from hf_lgelu.cli.compare import outputs_that_counted, print_table, warn_fitted
+from hf_lgelu.cli.compare import conversion_options, print_table
 from hf_lgelu.cli.data import Rows
 from hf_lgelu.cli.inputs import read_rows, tokenizer_of
 from hf_lgelu.cli.onnx_file import quantize_file
@@ -107,7 +107,6 @@ def _export_int8(arguments: ExportArguments, data: Rows) -> NetworkComparison:
     original = None if arguments.original is None else read_checkpoint(arguments.original, **arguments.reading).network
     rows = read_rows(data, checkpoint)
     say(f"Writing ONNX and int8, and judging int8 on {len(rows):,} inputs of {rows.description} ...")
-    warn_fitted(checkpoint.name, rows)
     try:
         report = export_int8(
             checkpoint.network,
@@ -118,7 +117,7 @@ def _export_int8(arguments: ExportArguments, data: Rows) -> NetworkComparison:
             operations=arguments.operations,
             allow_worse=arguments.allow_worse,
             overwrite=arguments.overwrite,
-            **outputs_that_counted(checkpoint.name),
+            **conversion_options(checkpoint.name, rows),
         )
     except Int8RefusedError as error:
         say(str(error.report))

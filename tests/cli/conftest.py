@@ -1,8 +1,6 @@
 """Small trained networks with their rows in CSV files, and the command called in this process."""
 
 import csv
-import json
-import shutil
 from types import SimpleNamespace
 
 import datasets
@@ -88,6 +86,15 @@ def place(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def converted(place, tmp_path_factory):
+    """(folder, what was said) of one conversion with a second set."""
+    folder = tmp_path_factory.mktemp("out") / "relu"
+    words = ["convert", place / "gelu", "--data", place / "rows.csv", "--evaluation", place / "test.csv"]
+    assert main([str(word) for word in (*words, "--output_dir", folder, "--disable_tqdm")]) == 0
+    return folder
+
+
+@pytest.fixture(scope="session")
 def test_rows(place):
     """(features, labels) of test.csv, read by the csv module."""
     with (place / "test.csv").open(newline="") as file:
@@ -120,16 +127,3 @@ def sentence_folder(tmp_path_factory):
              for d in words[6:] for e in words[2:4]]  # fmt: skip
     (place / "texts.txt").write_text("\n".join(texts) + "\n")
     return place / "folder", place / "texts.txt"
-
-
-@pytest.fixture
-def folder_of_old(sentence_folder, tmp_path):
-    """The same as sentence-transformers wrote it before version 3, with modules.json next to 0_Transformer."""
-    old = tmp_path / "old"
-    shutil.copytree(sentence_folder[0], old / "0_Transformer")
-    for name in ("1_Pooling", "2_Normalize", "modules.json"):
-        (old / "0_Transformer" / name).rename(old / name)
-    modules = json.loads((old / "modules.json").read_text())
-    modules[0]["path"] = "0_Transformer"
-    (old / "modules.json").write_text(json.dumps(modules))
-    return old

@@ -8,21 +8,6 @@ import pytest
 from hf_lgelu.models.checkpoint import load_checkpoint
 
 
-@pytest.fixture(scope="module")
-def relu(place, tmp_path_factory):
-    """The folder of the converted network, and what the command said."""
-    import contextlib
-    import io
-
-    from hf_lgelu.cli.command import main
-
-    folder, said = tmp_path_factory.mktemp("compare") / "relu", io.StringIO()
-    words = ("convert", place / "gelu", "--data", place / "rows.csv", "--output_dir", folder)
-    with contextlib.redirect_stdout(said):
-        assert main([str(word) for word in (*words, "--evaluation", place / "test.csv", "--disable_tqdm")]) == 0
-    return folder, said.getvalue()
-
-
 def accuracy(folder, test_rows):
     features, labels = test_rows
     return (load_checkpoint(folder)(features).logits.argmax(-1) == labels).double().mean().item()
@@ -32,29 +17,29 @@ def cells(said, line):
     return said[said.index("test.csv:\n") :].splitlines()[1 + line].split()
 
 
-def test_the_table_of_two_checkpoints(place, relu, test_rows, call):
-    status, said, errors = call("compare", place / "gelu", relu[0], "--data", place / "test.csv", "--disable_tqdm")
+def test_the_table_of_two_checkpoints(place, converted, test_rows, call):
+    status, said, errors = call("compare", place / "gelu", converted, "--data", place / "test.csv", "--disable_tqdm")
     assert (status, errors) == (0, "")
     assert said.startswith("Measuring both networks in float32: score and distance on 100 inputs, then time ...\n")
-    for line, (name, folder) in enumerate((("original", place / "gelu"), ("converted", relu[0])), start=1):
+    for line, (name, folder) in enumerate((("original", place / "gelu"), ("converted", converted)), start=1):
         assert cells(said, line)[:3] == [name, "float32", f"{accuracy(folder, test_rows):.4f}"]
     assert "int8" not in said
     assert "was fitted to" not in said
 
 
-def test_inputs_that_were_fitted_are_named(place, relu, tmp_path, call):
+def test_inputs_that_were_fitted_are_named(place, converted, tmp_path, call):
     said = call(
-        "compare", place / "gelu", relu[0], "--data", place / "rows.csv", "--max_samples", "40", "--disable_tqdm"
+        "compare", place / "gelu", converted, "--data", place / "rows.csv", "--max_samples", "40", "--disable_tqdm"
     )[1]
     assert "On 40 inputs" in said
     assert "The conversion was fitted to inputs of this set" in said
-    words = ("export", relu[0], "--to", "int8", "--allow_worse", "--data", place / "rows.csv", "--disable_tqdm")
+    words = ("export", converted, "--to", "int8", "--allow_worse", "--data", place / "rows.csv", "--disable_tqdm")
     said = call(*words, "--output_dir", tmp_path / "int8")[1]
     assert "The conversion was fitted to inputs of this set" in said
 
 
-def test_the_outputs_that_counted_in_the_conversion_count_again(place, relu, tmp_path, call):
-    folder = shutil.copytree(relu[0], tmp_path / "relu")
+def test_the_outputs_that_counted_in_the_conversion_count_again(place, converted, tmp_path, call):
+    folder = shutil.copytree(converted, tmp_path / "relu")
     report = json.loads((folder / "report.json").read_text())
     report["report"]["config"]["outputs"] = ["boxes"]
     (folder / "report.json").write_text(json.dumps(report))
@@ -69,9 +54,9 @@ def test_the_outputs_that_counted_in_the_conversion_count_again(place, relu, tmp
 
 
 @pytest.mark.slow
-def test_int8_beside_float32(place, relu, tmp_path, call):
+def test_int8_beside_float32(place, converted, tmp_path, call):
     pytest.importorskip("onnxruntime")
-    words = ("compare", place / "gelu", relu[0], "--data", place / "test.csv", "--int8", "--disable_tqdm")
+    words = ("compare", place / "gelu", converted, "--data", place / "test.csv", "--int8", "--disable_tqdm")
     status, said, errors = call(*words, "--onnx_dir", tmp_path / "files")
     assert (status, errors) == (0, "")
     assert {path.name for path in (tmp_path / "files").iterdir()} == {

@@ -28,15 +28,6 @@ from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 FILES = {"config.json", "model.safetensors", "README.md", "report.json"}
 
 
-@pytest.fixture(scope="module")
-def converted(place, tmp_path_factory):
-    """(folder, what was said) of one conversion with a second set."""
-    folder = tmp_path_factory.mktemp("out") / "relu"
-    words = ["convert", place / "gelu", "--data", place / "rows.csv", "--evaluation", place / "test.csv"]
-    assert main([str(word) for word in (*words, "--output_dir", folder, "--disable_tqdm")]) == 0
-    return folder
-
-
 def report_of(folder):
     return json.loads((folder / "report.json").read_text())
 

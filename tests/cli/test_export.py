@@ -227,17 +227,25 @@ def test_a_sentence_transformers_folder_goes_to_int8_whole(sentence_folder, tmp_
     assert set(OnnxModel(tmp_path / "int8" / "model.onnx").input_names) == set(names)
 
 
-def test_an_encoder_in_a_folder_of_its_own_is_found(folder_of_old, tmp_path, call):
+def test_an_encoder_in_a_folder_of_its_own_is_found(sentence_folder, tmp_path, call):
+    """As sentence-transformers wrote it before version 3, with modules.json next to 0_Transformer."""
     import sentence_transformers
 
-    encoder = BertModel.from_pretrained(folder_of_old / "0_Transformer", hidden_act="lambda_gelu")
+    old, place = tmp_path / "old", tmp_path / "old" / "0_Transformer"
+    shutil.copytree(sentence_folder[0], place)
+    for name in ("1_Pooling", "2_Normalize", "modules.json"):
+        (place / name).rename(old / name)
+    modules = json.loads((old / "modules.json").read_text())
+    modules[0]["path"] = "0_Transformer"
+    (old / "modules.json").write_text(json.dumps(modules))
+    encoder = BertModel.from_pretrained(place, hidden_act="lambda_gelu")
     anneal_hardness(encoder, 1.0)
-    encoder.save_pretrained(folder_of_old / "0_Transformer")
-    status, _, errors = call("export", folder_of_old, "--output_dir", tmp_path / "relu", "--disable_tqdm")
+    encoder.save_pretrained(place)
+    status, _, errors = call("export", old, "--output_dir", tmp_path / "relu", "--disable_tqdm")
     assert status == 0, errors
     assert json.loads((tmp_path / "relu" / "config.json").read_text())["hidden_act"] == "relu"
     found = sentence_transformers.SentenceTransformer(str(tmp_path / "relu"), device="cpu").encode("the cat")
-    soft = hf_lgelu.from_pretrained(sentence_transformers.SentenceTransformer, str(folder_of_old), device="cpu")
+    soft = hf_lgelu.from_pretrained(sentence_transformers.SentenceTransformer, str(old), device="cpu")
     assert found == pytest.approx(soft.encode("the cat"), abs=1e-2)
 
 
