@@ -10,7 +10,7 @@ import torch
 from huggingface_hub import ModelCard
 from small_networks import put_gates_of_two_forms
 from torch import nn
-from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
+from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, BloomConfig, BloomModel
 
 from hf_lgelu import from_pretrained, hardness_profile
 from hf_lgelu.cli.arguments import ConvertArguments
@@ -210,6 +210,26 @@ def test_gates_behind_an_encoder_are_converted_too(sentence_folder, tmp_path, ca
     assert said.startswith("SentenceTransformer: 3 gates (2 GELUActivation, 1 GELU) became ReLU\n")
     after = package().SentenceTransformer(str(tmp_path / "relu"), device="cpu")
     assert isinstance(after[3].activation_function, nn.ReLU)
+
+
+def test_gates_that_sentence_transformers_would_build_as_they_were_are_refused(sentence_folder, tmp_path, call):
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+
+    torch.manual_seed(0)
+    encoder = BloomModel(BloomConfig(vocab_size=15, hidden_size=16, n_layer=1, n_head=2, pad_token_id=0))
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            parameter.mul_(3)
+    encoder.save_pretrained(tmp_path / "bloom")
+    for file in sentence_folder[0].glob("tokenizer*"):
+        shutil.copy(file, tmp_path / "bloom")
+    modules = [Transformer(str(tmp_path / "bloom")), Pooling(16)]
+    package().SentenceTransformer(modules=modules, device="cpu").save(str(tmp_path / "folder"))
+    words = ("--data", sentence_folder[1], "--output_dir", tmp_path / "relu", "--disable_tqdm")
+    status, _, errors = call("convert", tmp_path / "folder", *words)
+    assert status == 1
+    assert "no key of the config of BloomModel says its gates" in errors
+    assert not (tmp_path / "relu").exists()
 
 
 def test_classes_of_pairs_are_compared_as_classes(classes, pairs, tmp_path, call):
