@@ -16,6 +16,7 @@ from hf_lgelu.models.hardening import (
     freeze_hardness,
     hardening_progress,
     hardness_profile,
+    is_hardened,
     release_hardness,
     smallest_soft_hardness,
     switch_position,
@@ -87,6 +88,8 @@ class HardeningCallback(TrainerCallback):
         config, selects = self.config, self.selects_hardened_checkpoints
         refuse_to_harden(config, args, state, model, optimizer, selects)
         self._epoch, self._has_learned = None, False
+        if selects and not is_hardened(model, config.targets):  # a best checkpoint of an earlier, soft run
+            state.best_metric = state.best_global_step = state.best_model_checkpoint = None
         if config.switch_fraction == 0:
             return
         if state.global_step == 0:

@@ -54,6 +54,15 @@ def test_with_hardening_the_best_hardened_epoch_wins(tmp_path, rising, best):
     assert min(hardness_values(trainer.model)) >= TARGET / 2
 
 
+def test_the_best_of_a_run_that_did_not_harden_counts_no_longer(tmp_path):
+    options = {"save_strategy": "epoch", "load_best_model_at_end": True}
+    train(tmp_path, **(options | {"num_train_epochs": 2}))
+    resumed, states = train(tmp_path, **options, harden=True, resume=True)
+    assert min(hardness_values(resumed.model)) > 0.5 * TARGET
+    assert step_of(resumed) == 15  # the metric falls, and from epoch 5 on the gates are hard
+    assert_same_state(state_of(resumed.model), states[2])
+
+
 def test_another_target_moves_the_first_epoch_that_counts(tmp_path):
     """Half of what the callback hardens to, not half of the default."""
     options = {"save_strategy": "epoch", "load_best_model_at_end": True, "harden": True}
