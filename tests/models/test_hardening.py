@@ -1,11 +1,14 @@
 """Reading and setting the hardness of a whole model."""
 
+import copy
 import math
 
 import pytest
 import torch
 from closed_forms import SCHEDULE_FORMS, hardened, hardness, progress_at, target
 from tiny_training import (
+    CLASSES,
+    FEATURES,
     batch,
     hardness_values,
     lambda_gelus,
@@ -24,8 +27,10 @@ from hf_lgelu import (
     hardness_parameter_groups,
     hardness_profile,
     initialize_hardness,
+    substitute_relu,
 )
 from hf_lgelu.models.hardening import (
+    hardening_progress,
     is_hardened,
     release_hardness,
 )
@@ -188,3 +193,33 @@ def test_a_model_spread_over_devices_is_annealed_on_each():
     anneal_hardness(model, 1.0, target_hardness=30.0)
     assert model.activations[0].hardness.item() == pytest.approx(30.0)
     assert far.hardness_override.is_meta
+
+
+def test_a_plain_pytorch_loop_hardens():
+    """Algorithm 1's λ in each of eight epochs, and a swap at the end that changes little."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(FEATURES, 16), LambdaGELU(), nn.Linear(16, 16), LambdaGELU(), nn.Linear(16, CLASSES)]
+    network, data = nn.Sequential(*layers), [batch(rows(16, seed)) for seed in range(6)]
+    optimizer = torch.optim.AdamW(hardness_parameter_groups(network, 0.01, weight_decay=0.01))
+    path = [hardness_values(network)]
+    for epoch in range(1, 9):
+        progress = hardening_progress(epoch, 8)
+        if progress is not None:
+            anneal_hardness(network, progress)
+        for inputs in data:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(network(inputs["features"]), inputs["labels"]).backward()
+            if progress is not None:
+                freeze_hardness(network)
+            optimizer.step()
+        path.append(hardness_values(network))
+    learned = [float(value) for value in starts(network)]
+    assert path[2] == pytest.approx(learned, rel=1e-5)
+    assert all(abs(value - first) > 0.01 for value, first in zip(learned, path[0], strict=True))
+    for epoch in range(3, 9):
+        by_hand = [value + (epoch - 2) / 6 * (TARGET - value) for value in learned]
+        assert path[epoch] == pytest.approx(by_hand, rel=1e-6)
+    x, relu, soft = torch.randn(64, FEATURES), copy.deepcopy(network), copy.deepcopy(network)
+    assert len(substitute_relu(relu)) == 2
+    release_hardness(soft)
+    assert 0 < (network(x) - relu(x)).abs().max() < (soft(x) - relu(x)).abs().max() / 20
