@@ -23,7 +23,7 @@ from hf_lgelu.models.hardening import (
 )
 from hf_lgelu.models.optimizer_groups import hardness_group
 from hf_lgelu.networks.sites import lambda_gelu_modules
-from hf_lgelu.training.arguments import HardeningConfig
+from hf_lgelu.training.arguments import HardeningConfig, LambdaGELUTrainingArguments
 from hf_lgelu.training.refusals import refuse_to_harden, require_gradient, warn_released, warn_ungrouped
 
 logger = logging.get_logger(__name__)
@@ -74,9 +74,6 @@ class HardeningCallback(TrainerCallback):
     ['hardness/layers.0.activation', 'hardness/layers.1.activation', 'hardness/mean']
     """
 
-    selects_hardened_checkpoints = False
-    """True for the callback that LambdaGELUTrainer makes."""
-
     def __init__(self, config: HardeningConfig | None = None) -> None:
         self.config = HardeningConfig() if config is None else config
         self._epoch: int | None = None  # the number of the present epoch, from 1 on
@@ -85,8 +82,8 @@ class HardeningCallback(TrainerCallback):
     def on_train_begin(
         self, args: Any, state: TrainerState, control: Any, model: nn.Module, optimizer: Any = None, **others: Any
     ) -> None:
-        config, selects = self.config, self.selects_hardened_checkpoints
-        refuse_to_harden(config, args, state, model, optimizer, selects)
+        config = self.config
+        refuse_to_harden(config, args, state, model, optimizer)
         self._epoch, self._has_learned = None, False
         if selects and not is_hardened(model, config.targets):  # a best checkpoint of an earlier, soft run
             state.best_metric = state.best_global_step = state.best_model_checkpoint = None
@@ -94,7 +91,7 @@ class HardeningCallback(TrainerCallback):
             return
         if state.global_step == 0:
             warn_released(model)
-        if not selects:
+        if not isinstance(args, LambdaGELUTrainingArguments):  # LambdaGELUTrainer warns itself
             warn_ungrouped(optimizer, model)
         by_step = config.hardening_strategy == "steps"
         total, unit = (state.max_steps, "steps") if by_step else (state.num_train_epochs, "epochs")

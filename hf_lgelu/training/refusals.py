@@ -15,7 +15,7 @@ from transformers.utils import logging
 from hf_lgelu.models.hardening import is_hardened, target_of_each
 from hf_lgelu.models.optimizer_groups import hardness_group, trainable_gates
 from hf_lgelu.networks.sites import lambda_gelu_modules
-from hf_lgelu.training.arguments import HardeningConfig
+from hf_lgelu.training.arguments import HardeningConfig, LambdaGELUTrainingArguments
 
 logger = logging.get_logger(__name__)
 
@@ -48,12 +48,7 @@ def refuse_with_gates(args: TrainingArguments, accelerator: Accelerator) -> None
 
 
 def refuse_to_harden(
-    config: HardeningConfig,
-    args: TrainingArguments,
-    state: TrainerState,
-    model: nn.Module,
-    optimizer: Any,
-    selects_hardened_checkpoints: bool,
+    config: HardeningConfig, args: TrainingArguments, state: TrainerState, model: nn.Module, optimizer: Any
 ) -> None:
     """Raise ValueError or RuntimeError for a training that cannot harden the model."""
     if args.distributed_state is not None and args.distributed_state.distributed_type == DistributedType.DEEPSPEED:
@@ -71,7 +66,8 @@ def refuse_to_harden(
         "load_best_model_at_end": args.load_best_model_at_end,
         "save_strategy='best'": args.save_strategy == "best",
     }
-    if any(selecting.values()) and not selects_hardened_checkpoints:
+    # LambdaGELUTrainer, which has its own arguments, selects hardened epochs.
+    if any(selecting.values()) and not isinstance(args, LambdaGELUTrainingArguments):
         raise ValueError(
             f"{next(option for option, selects in selecting.items() if selects)} would select an epoch with soft gates "
             "that ReLU destroys. Use LambdaGELUTrainer, which selects hardened epochs, or turn the option off"

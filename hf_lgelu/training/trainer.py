@@ -93,7 +93,6 @@ class LambdaGELUTrainer(Trainer):
         super().__init__(model, args, *others, **options)
         self._live: LiveUnits | None = None  # while ReLU is substituted
         self._hardening = HardeningCallback()  # among the callbacks if args.harden is on
-        self._hardening.selects_hardened_checkpoints = True
         if args.require_lambda_gelu:
             require_lambda_gelu(self.model)
         if args.log_hardness and lambda_gelu_modules(self.model):
