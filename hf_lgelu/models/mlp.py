@@ -40,11 +40,9 @@ class MLPConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: object) -> None:
         sizes = self.hidden_size
-        if isinstance(sizes, tuple):
-            sizes = self.hidden_size = list(sizes)  # as JSON gives it back
         if self.num_hidden_layers is None:
-            self.num_hidden_layers = len(sizes) if isinstance(sizes, list) else 4
-        if isinstance(sizes, list) and len(sizes) != self.num_hidden_layers:
+            self.num_hidden_layers = 4 if isinstance(sizes, int) else len(sizes)
+        if not isinstance(sizes, int) and len(sizes) != self.num_hidden_layers:
             raise ValueError(
                 f"hidden_size must be one size, or one for each of the {self.num_hidden_layers} hidden layers, "
                 f"got {sizes!r}"
