@@ -82,16 +82,17 @@ class HardeningCallback(TrainerCallback):
     def on_train_begin(
         self, args: Any, state: TrainerState, control: Any, model: nn.Module, optimizer: Any = None, **others: Any
     ) -> None:
-        config = self.config
+        config, is_of_own_trainer = self.config, isinstance(args, LambdaGELUTrainingArguments)
         refuse_to_harden(config, args, state, model, optimizer)
         self._epoch, self._has_learned = None, False
-        if selects and not is_hardened(model, config.targets):  # a best checkpoint of an earlier, soft run
+        # LambdaGELUTrainer may have a best checkpoint of an earlier, soft run. A plain Trainer selects none.
+        if is_of_own_trainer and not is_hardened(model, config.targets):
             state.best_metric = state.best_global_step = state.best_model_checkpoint = None
         if config.switch_fraction == 0:
             return
         if state.global_step == 0:
             warn_released(model)
-        if not isinstance(args, LambdaGELUTrainingArguments):  # LambdaGELUTrainer warns itself
+        if not is_of_own_trainer:  # LambdaGELUTrainer warns itself
             warn_ungrouped(optimizer, model)
         by_step = config.hardening_strategy == "steps"
         total, unit = (state.max_steps, "steps") if by_step else (state.num_train_epochs, "epochs")
