@@ -21,7 +21,7 @@ from hf_lgelu.export.card import MODULES_FILE, SENTENCE_CLASSES, SENTENCE_SETTIN
 from hf_lgelu.export.onnx_export import ONNX_FILE
 from hf_lgelu.export.onnx_network import OnnxNetwork
 from hf_lgelu.export.push import push_to_hub
-from hf_lgelu.files import local, require_there
+from hf_lgelu.files import local
 from hf_lgelu.models.checkpoint import copy_processor_files, load_checkpoint, processor_files, save_checkpoint
 from hf_lgelu.models.loading import from_pretrained
 from hf_lgelu.models.record import loads_elsewhere
@@ -75,12 +75,11 @@ class Checkpoint:
 def read_checkpoint(name: str, *, progress: bool = True, trust_remote_code: bool = False) -> Checkpoint:
     """The checkpoint of a folder or Hub id. Code that the checkpoint brings is run only with `trust_remote_code`.
 
-    Raises FileNotFoundError if there is no checkpoint. Raises ValueError for an adapter, damaged weights, an unknown
-    class, or a link to another place. Raises ImportError if sentence-transformers is needed and missing.
+    Raises ValueError for an adapter, damaged weights, an unknown class, or a link to another place. Raises OSError if
+    there is no checkpoint, and ImportError if sentence-transformers is needed and missing.
     """
     if not progress:
         logging.disable_progress_bar()
-    require_there(name)
     path = local(name)
     name = name if path is None else str(path)
     if path is not None and path.is_dir():

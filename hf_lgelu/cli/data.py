@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_lgelu.cli.arguments import ConvertArguments, OutputArguments, RowArguments
-from hf_lgelu.files import is_onnx, local, require_there
+from hf_lgelu.files import is_onnx, local
 
 _SECOND_SPLITS = ("validation", "valid", "test")
 _SAVED_TO_DISK = ("dataset_dict.json", "state.json")
@@ -75,8 +75,7 @@ def open_sets(arguments: Any) -> dict[str, Rows | None]:
 def data_set(arguments: Any) -> Rows | None:
     """The rows that --data names; None without --data.
 
-    Raises ValueError if the set cannot be read, has no rows, or lacks a column that is asked for. Raises OSError if
-    there is no such set.
+    Raises ValueError if the set cannot be read, has no rows, or lacks a column that is asked for.
     """
     name, config = arguments.data, arguments.data_config
     if name is None:
@@ -138,13 +137,12 @@ def _rows(
 def load_splits(name: str, config: str | None = None, *, progress: bool = True) -> dict[str, Any]:
     """{split: datasets.Dataset} of a file, a folder (data files, images, or a folder of `save_to_disk`) or a Hub id.
 
-    Raises ValueError if the set cannot be read, and FileNotFoundError if there is none.
+    Raises ValueError if the set cannot be read.
     """
     import datasets
 
     if not progress:
         datasets.disable_progress_bars()
-    require_there(name, "dataset")
     path = local(name)
     try:
         if path is not None and any((path / saved).is_file() for saved in _SAVED_TO_DISK):
