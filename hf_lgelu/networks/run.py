@@ -18,10 +18,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _KEPT_FORWARD = "_original_forward"  # where accelerate keeps the forward that it wraps
 
-# In random inputs, where neither the config nor the architecture says the length or size.
+# The lengths and sizes of random inputs, where neither the config nor the architecture gives one.
 _TOKENS = 16
 _SAMPLES = 16_000  # a second of speech
-_PIXELS = 224  # pixels of a side, where neither the config nor the architecture gives a size
+_PIXELS = 224  # of a side
 
 Inputs: TypeAlias = Tensor | Mapping[str, Any] | Sequence[Any]
 """One tensor, keyword arguments as a mapping (a batch of the Trainer), or positional arguments."""
