@@ -338,3 +338,40 @@ def names_in_shared_memory(model: nn.Module) -> set[str]:
         for (name, tensor, place), (_, _, taken) in itertools.permutations(neighbours, 2)
         if isinstance(tensor, nn.Parameter) and place.start < taken.stop and taken.start < place.stop
     }
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The operations between the aims of two successive layers, and the values that later stages use."""
+
+    before: tuple[Node, ...]  # up to the inputs of the layer's maps
+    after: tuple[Node, ...]  # from the maps to the layer's aim
+    original: frozenset[Node]  # the original's values that are used later
+    converted: frozenset[Node]  # the converted network's; `after` runs again with the refitted weights
+
+
+def plan_stages(
+    recording: Recording, stops: Sequence[tuple[Sequence[Node], Sequence[Node]]], kept: Set[Node]
+) -> list[Stage]:
+    """The stages of a forward pass that stops at each layer: (its maps, whose weights will change, and its aims).
+
+    Inputs in `kept` are available in all stages.
+    """
+    done: set[Node] = set()
+    parts: list[tuple[tuple[Node, ...], tuple[Node, ...]]] = []
+    for maps, aims in stops:
+        needed_for = set().union(*map(upstream, aims))
+        starts = set(maps)  # and what computes their weights
+        for operand in (operand for each in maps for operand in each.all_input_nodes):
+            stored = recording.stored_value(operand, or_buffer=True)
+            starts.update(() if stored is None else stored.views)
+        changing = recording.downstream(starts, needed_for | done)  # `done`, too: a map may be used early and late
+        parts.append((recording.in_order(needed_for - done - changing), recording.in_order(changing)))
+        done |= needed_for
+    later = set(kept)
+    stages: list[Stage] = []
+    for before, after in reversed(parts):
+        first, again = ({operand for node in nodes for operand in node.all_input_nodes} for nodes in (before, after))
+        stages.append(Stage(before, after, frozenset(later), frozenset((later | again) - {*after})))
+        later |= first | again
+    return stages[::-1]

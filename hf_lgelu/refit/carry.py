@@ -4,20 +4,22 @@ Both networks stop at every layer and go on from there, so one forward pass of e
 """
 
 import math
+import tempfile
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.fx import Node
+from torch.utils import _pytree as pytree
 
 from hf_lgelu.graph.aims import LinearMap
 from hf_lgelu.graph.layers import Layer, Layers, find_layers, gates_before
 from hf_lgelu.graph.maps import choose_positions, shape_of
-from hf_lgelu.graph.recording import Recording, Recordings, gates_of, upstream
-from hf_lgelu.graph.stages import KeptValues, Stage, plan_stages
+from hf_lgelu.graph.recording import Recording, Recordings, Stage, gates_of, plan_stages, upstream
 from hf_lgelu.networks.masks import DECODER_INPUTS, MASKS, is_of_sound, mask_over
 from hf_lgelu.processes import each_has, own_part
 from hf_lgelu.refit.folds import FoldBatch, Folds
@@ -74,6 +76,45 @@ class _Arrival(NamedTuple):
     original: dict[Node, Any]  # values, also of the masks among the inputs
     converted: dict[Node, Any]
     numbers: dict[Node, Any]  # of the batch, for the operations that take some
+
+
+class KeptValues:
+    """The values of each batch between two stages: in memory up to a limit (bytes), the rest on disk."""
+
+    def __init__(self, memory_limit: int) -> None:
+        self._left = memory_limit
+        self._kept: dict[Any, tuple[list[Any] | Path, Any, int]] = {}
+        self._folder: tempfile.TemporaryDirectory | None = None
+
+    def close(self) -> None:
+        """Forget all values, in memory and on disk."""
+        self._kept.clear()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def put(self, key: Any, values: Any) -> None:
+        """Keep values, in containers of any kind, under a new key."""
+        leaves, structure = pytree.tree_flatten(values)
+        storages = [leaf.untyped_storage() for leaf in leaves if isinstance(leaf, Tensor)]
+        size = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())  # views share a storage
+        if size <= self._left:
+            self._left -= size
+            self._kept[key] = leaves, structure, size
+            return
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="hf_lgelu-")
+        path = Path(self._folder.name, f"{len(self._kept)}-{abs(hash(key))}.pt")
+        torch.save(leaves, path)
+        self._kept[key] = path, structure, 0
+
+    def take(self, key: Any) -> Any:
+        """The values under a key, which is free again."""
+        leaves, structure, size = self._kept.pop(key)
+        self._left += size
+        if isinstance(leaves, Path):
+            path, leaves = leaves, torch.load(leaves, weights_only=True)
+            path.unlink()
+        return pytree.tree_unflatten(leaves, structure)
 
 
 class Carrier:
