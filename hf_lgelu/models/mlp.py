@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel, initialization
 from transformers.activations import get_activation
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils import can_return_tuple
 
@@ -59,18 +58,6 @@ class MLPConfig(PreTrainedConfig):
         return list(self.hidden_size)
 
 
-class MLPLayer(GradientCheckpointingLayer):
-    """One hidden layer: activation(W·x + b)."""
-
-    def __init__(self, in_features: int, out_features: int, hidden_act: str) -> None:
-        super().__init__()
-        self.linear = nn.Linear(in_features, out_features)
-        self.activation = get_activation(hidden_act)  # a new one each time, so each layer learns its own hardness
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        return self.activation(self.linear(hidden_states))
-
-
 class MLPForClassification(PreTrainedModel):
     """A multilayer perceptron: `num_hidden_layers` times Linear and activation, then a Linear classifier.
 
@@ -84,16 +71,18 @@ class MLPForClassification(PreTrainedModel):
 
     config: MLPConfig
     main_input_name = "features"
-    supports_gradient_checkpointing = True
     # The loss is a mean over the batch. With a **kwargs in forward, Trainer would expect a loss divided by the rows of
     # all accumulated batches, and not divide again. This flag holds even if forward gets **kwargs later.
     accepts_loss_kwargs = False
-    _no_split_modules = ("MLPLayer",)
 
     def __init__(self, config: MLPConfig) -> None:
         super().__init__(config)
         sizes = [config.num_features, *config.hidden_sizes]
-        self.layers = nn.ModuleList(MLPLayer(fan_in, fan_out, config.hidden_act) for fan_in, fan_out in pairwise(sizes))
+        self.layers = nn.ModuleList(
+            # A new activation each time, so each layer learns its own hardness.
+            nn.ModuleDict({"linear": nn.Linear(*pair), "activation": get_activation(config.hidden_act)})
+            for pair in pairwise(sizes)
+        )
         self.classifier = nn.Linear(sizes[-1], config.num_labels)
         self.post_init()
 
@@ -127,7 +116,7 @@ class MLPForClassification(PreTrainedModel):
         # numbers.
         hidden_states = features.to(self.layers[0].linear.bias.dtype)
         for layer in self.layers:
-            hidden_states = layer(hidden_states)
+            hidden_states = layer.activation(layer.linear(hidden_states))
         logits = self.classifier(hidden_states)
         loss = None if labels is None else F.cross_entropy(logits.float(), labels)
         return SequenceClassifierOutput(loss=loss, logits=logits)
