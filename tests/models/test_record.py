@@ -133,6 +133,20 @@ def test_a_damaged_record_is_refused(edit, told, tmp_path):
         from_pretrained(BY_NAME["bert"].model_class, tmp_path)
 
 
+def test_records_of_0_2_are_read(tmp_path):
+    """They give the shape of each gate's one λ."""
+    family = BY_NAME["bert"]
+    model = operated(family)
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for entry in config["lambda_gelu"]:
+        entry["raw_shape"] = [1]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    loaded = from_pretrained(family.model_class, tmp_path)
+    assert raw_values(loaded) == raw_values(model)
+    assert "raw_shape" not in str(loaded.config.lambda_gelu)
+
+
 def test_repeated_surgery_is_remembered_whole(tmp_path):
     family = BY_NAME["bert"]
     model = family.build()
