@@ -22,25 +22,25 @@ PACKAGE = ROOT / "hf_lgelu"
 
 AIR = 1.02  # so that a mend is no negotiation
 LIMITS = {  # limit, goal
-    "package: lines": (20_480, 19_000),
-    "package: modules": (110, 100),
-    "package: classes": (130, 120),
-    "refit: lines": (4_120, 4_800),
+    "package: lines": (19_400, 19_000),
+    "package: modules": (100, 100),
+    "package: classes": (119, 120),
+    "refit: lines": (4_150, 4_800),
     "refit: modules": (21, 20),
-    "package: raise statements": (269, 290),
-    "package: public names": (32, 32),
+    "package: raise statements": (246, 290),
+    "package: public names": (31, 32),
     "convert_to_relu: parameters": (8, 10),
     "scripts: lines": (8_800, 9_000),
-    "tests: lines": (28_500, 28_000),
+    "tests: lines": (28_000, 28_000),
     "pages without api and changelog: words": (11_900, 12_000),
     "README: words": (1_190, 1_200),
 }
 ROADS = {  # files in which a function runs: limit, goal
-    "convert_to_relu": (44, 28),
-    "hf-lgelu convert": (60, 42),
-    "a training of four hardened epochs": (25, 20),
-    "export_relu": (31, 16),
-    "from_pretrained": (5, 6),
+    "convert_to_relu": (40, 28),
+    "hf-lgelu convert": (52, 42),
+    "a training of four hardened epochs": (21, 20),
+    "export_relu": (28, 16),
+    "from_pretrained": (2, 6),
 }
 
 
