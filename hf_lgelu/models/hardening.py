@@ -48,11 +48,12 @@ def hardness_profile(model: nn.Module) -> dict[str, float]:
     Under FSDP2 every rank must call it. Raises ValueError for a model without λ-GELU, and RuntimeError under FSDP1.
     """
     require_lambda_gelu(model)
-    gates = {"": model} if isinstance(model, LambdaGate) else _gates_by_site(model)
-    return {name: known_hardness(gate).item() for name, gate in gates.items()}
+    return {name: known_hardness(gate).item() for name, gate in _gates_by_site(model).items()}
 
 
 def _gates_by_site(model: nn.Module) -> dict[str, LambdaGate]:
+    if isinstance(model, LambdaGate):
+        return {"": model}
     return {site.name: site.module for site in find_sites(model, LEARNED_KINDS)}
 
 

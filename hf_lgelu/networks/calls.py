@@ -155,7 +155,8 @@ class _Search(TorchFunctionMode):
         output = func(*args, **(kwargs or {}))
         module, frames = frames_inside(self._modules)
         # A module that computes an activation is a gate already.
-        if not isinstance(module, LambdaGate) and values_at(module) is None:
+        is_called = len(frames) > 1  # and not the module's whole forward, as in `forward = staticmethod(torch.flatten)`
+        if is_called and not isinstance(module, LambdaGate) and values_at(module) is None:
             self._look(_call_of(func, args, kwargs or {}), output, frames[1:])  # without this method's own frame
         return output
 

@@ -217,8 +217,8 @@ class OutputReader:
         """
         model = self.model
         whole = call(model, inputs)
-        found = task_outputs(whole, self._names)
-        uncounted = tuple(name for name in task_outputs(whole) if name not in found)
+        found, every = task_outputs(whole, self._names), task_outputs(whole)
+        uncounted = tuple(name for name in every if name not in found)
         if self._box_channels is not None:
             detections = _detections(found, self._box_channels)
             return Outputs(detections, dict.fromkeys(detections, "values"), uncounted=uncounted)
@@ -236,20 +236,24 @@ class OutputReader:
             with followed.watching():
                 seen = task_outputs(run_example(model, inputs), list(given))
             axes |= {name: followed.followed(seen[name]) for name in maps}
-        tensors = {name: classes_last(value, (name in maps and axes[name]) or None) for name, value in given.items()}
+        tensors = {name: classes_last(value, axes[name] if name in maps else None) for name, value in given.items()}
         unknown = {name for name in maps if name == "" and axes[name] is None}
         kinds = {
-            name: "values" if name in unknown else self._kind(name, value, given) for name, value in tensors.items()
+            name: "values" if name in unknown else self._kind(name, value, every | given)
+            for name, value in tensors.items()
         }
         chosen = isinstance(whole, Mapping) and "enc_topk_logits" in whole and {SCORES, BOXES} <= given.keys()
         return Outputs(tensors, kinds, chosen, uncounted)
 
-    def _kind(self, name: str, tensor: Tensor, given: Mapping[str, Tensor]) -> Kind:
-        """The kind of one of the outputs, whose classes are on the last axis of `tensor`."""
-        if are_embeddings(self.model, name, given[name]):
+    def _kind(self, name: str, tensor: Tensor, every: Mapping[str, Tensor]) -> Kind:
+        """The kind of one of the outputs, whose classes are on the last axis of `tensor`.
+
+        `every` has all outputs: that there are boxes says how scores are read, also where boxes do not count.
+        """
+        if are_embeddings(self.model, name, every[name]):
             return "embeddings"
         config = getattr(self.model, "config", None)
-        if given[name].ndim < 2 or tensor.shape[-1] < 2 or not _exclude_each_other(config, name, given):
+        if every[name].ndim < 2 or tensor.shape[-1] < 2 or not _exclude_each_other(config, name, every):
             return "values"
         chances = are_probabilities(tensor.detach())
         return "scores" if chances is None else "probabilities" if chances else "values"

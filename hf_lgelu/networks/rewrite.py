@@ -122,7 +122,8 @@ def called_by(function: FunctionType, call: ast.Call, cls: type) -> FunctionType
         case ast.Attribute(ast.Name(name), attribute):
             is_own = name in function.__code__.co_varnames[:1] and attribute in dir(cls)
             held = inspect.getattr_static(cls if is_own else named(name), attribute, None)
-            held = getattr(held, "__func__", None if is_own else held)
+            # A method of its own has a frame that `_place` finds. A class method takes the class, too.
+            held = held.__func__ if isinstance(held, staticmethod) else None if is_own else held
         case ast.Attribute(ast.Call(ast.Name("super"), given), attribute):
             base = named(given[0].id if given and isinstance(given[0], ast.Name) else "__class__")
             parents = cls.__mro__[cls.__mro__.index(base) + 1 :] if base in cls.__mro__ else ()

@@ -159,6 +159,11 @@ def test_a_map_whose_classes_a_layer_gives_holds_scores(head, kind):
     assert OutputReader(head)(torch.randn(4, 3, 8)).kinds == {"": kind}
 
 
+def test_a_picture_without_a_batch_axis_has_its_classes_first():
+    (found,) = OutputReader(nn.Conv2d(3, 5, 1))(torch.randn(3, 6, 7)).tensors.values()
+    assert found.shape == (6, 7, 5)
+
+
 class Places(nn.Module):
     """As a detector's interface: scores and boxes of places."""
 
@@ -179,8 +184,9 @@ class Places(nn.Module):
     ],
 )
 def test_scores_of_places_have_a_kl_where_one_of_them_says_that_nothing_is_there(columns, config, has_logits):
-    found = OutputReader(Places(columns, config))({"pixel_values": torch.randn(2, 5, 6)})
-    assert found.has_classes("logits") == has_logits
+    for names in (None, ["logits"]):  # also where the boxes do not count
+        found = OutputReader(Places(columns, config), names)({"pixel_values": torch.randn(2, 5, 6)})
+        assert found.has_classes("logits") == has_logits
 
 
 def test_boxes_of_chosen_queries_are_compared_with_the_nearest_in_whatever_order():

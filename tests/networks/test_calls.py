@@ -571,6 +571,15 @@ class BoundInAList(Code):
         return self.out(self.steps[0](x))
 
 
+class OfTheClass(Code):
+    @classmethod
+    def swish(cls, x):
+        return F.silu(x)
+
+    def forward(self, x):
+        return self.out(OfTheClass.swish(self.a(x)))
+
+
 NO_TEXT = {"F": F, "Code": Code, "__name__": "no_file"}
 exec("class NoText(Code):\n    def forward(self, x):\n        return self.out(F.gelu(self.a(x)))", NO_TEXT)
 
@@ -582,6 +591,10 @@ exec("class NoText(Code):\n    def forward(self, x):\n        return self.out(F.
         (InALambda, r"calls activations where .*test_calls.py:\d+ \(in_a_function\)"),
         (OfAnObject, r"calls activations where .*test_calls.py:\d+ \(in_a_function\)"),
         (NO_TEXT["NoText"], "the source of NoText.forward is not that of the code that runs: <string> is not there"),
+        (
+            OfTheClass,
+            r"calls activations where no module can take their place .*test_calls.py:\d+ \(OfTheClass.swish\)",
+        ),
         (BoundInAList, r"or goes on calling them .*test_calls.py:\d+ \(BoundInAList.hidden\)"),
     ],
 )
@@ -635,6 +648,15 @@ def test_a_module_with_a_static_forward_is_a_gate(x):
     converted, report = hf_lgelu.convert_to_relu(network, x)
     assert report.gates == {"1": "StaticSiLU"}
     assert not find_smooth_calls(converted, x[:2])
+
+
+class Absolute(nn.Module):
+    forward = staticmethod(torch.abs)
+
+
+def test_a_module_whose_forward_is_torchs_own_is_no_caller(x):
+    network = nn.Sequential(nn.Linear(6, 12), nn.GELU(), nn.Linear(12, 3), Absolute())
+    assert hf_lgelu.convert_to_relu(network, x).report.gates == {"1": "GELU"}
 
 
 def test_a_formula_that_is_a_function_is_a_gate(x):
