@@ -106,7 +106,7 @@ class NetComparison:
     def __init__(self) -> None:
         self.label_sums = Counter[str]()  # the sums of `label_sums_of`
         self._outputs: dict[str, OutputComparison] = {}
-        # Of a detector: the number of its boxes, and the two sums over the places of each sample. All places are summed
+        # Of a detector: the sum of certainties, and the two sums over the places of each sample. All places are summed
         # up, also those of padding: there the original is certain that nothing is.
         self._certainty = 0.0
         self._kls_of_places: list[float] = []
@@ -141,17 +141,17 @@ class NetComparison:
             )
         self.label_sums.update(label_sums_of(other, batch, is_causal))
 
-    def _add_places(self, name: str, original: Tensor, changed: Tensor, certainty: Tensor, *, by_softmax: bool) -> None:
+    def _add_places(self, name: str, original: Tensor, other: Tensor, certainty: Tensor, *, by_softmax: bool) -> None:
         """Add a detector's scores, or its boxes, of each sample: all of (samples, places, columns)."""
         if name == SCORES and not by_softmax:
-            original, changed = as_of_softmax(original), as_of_softmax(changed)
-        for sample in zip(original, changed, certainty, strict=True):  # scores of all places in float64 are large
-            wanted, found, sure = (part.to("cpu", torch.float64) for part in sample)
+            original, other = as_of_softmax(original), as_of_softmax(other)
+        for sample in zip(original, other, certainty, strict=True):  # scores of all places in float64 are large
+            first, second, sure = (part.to("cpu", torch.float64) for part in sample)
             if name == SCORES:
                 self._certainty += sure.sum().item()
-                self._kls_of_places.append(kl_terms(wanted, found).sum().item())
+                self._kls_of_places.append(kl_terms(first, second).sum().item())
             else:
-                squares = difference(found, wanted).square().sum(-1)
+                squares = difference(second, first).square().sum(-1)
                 self._errors_of_boxes.append((sure * squares).sum().item())
 
     def merge(self, other: "NetComparison") -> None:
@@ -176,9 +176,9 @@ class NetComparison:
 
     def _gaps_of_places(self) -> tuple[float, ...]:
         """Each sample's part of a detector's distance."""
-        number, variance = max(1.0, self._certainty), self._outputs[BOXES].variance or 1.0
+        certainty, variance = max(1.0, self._certainty), self._outputs[BOXES].variance or 1.0
         pairs = zip(self._kls_of_places, self._errors_of_boxes, strict=True)
-        return tuple((kl + SIDES * error / variance) / number for kl, error in pairs)
+        return tuple((kl + SIDES * error / variance) / certainty for kl, error in pairs)
 
     @property
     def distance(self) -> Distance:

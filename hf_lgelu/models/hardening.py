@@ -116,25 +116,25 @@ def initialize_hardness(
         raise ValueError(
             f"init_hardness must not exceed high_hardness, got init_hardness={low} and high_hardness={high}"
         )
-    owners = _settable_gates(model)
+    gates = _settable_gates(model)
     first, last = (high, low) if init_mode == "decreasing" else (low, high)
-    values = [first + (last - first) * i / max(len(owners) - 1, 1) for i in range(len(owners))]
+    values = [first + (last - first) * i / max(len(gates) - 1, 1) for i in range(len(gates))]
     given = None if temperature is None else torch.tensor(check_temperature(temperature))  # in float32, like t
-    temperatures = [float(module.temperature if given is None else given) for _, module in owners]
+    temperatures = [float(module.temperature if given is None else given) for _, module in gates]
     raw = [raw_from_hardness(value, t) for value, t in zip(values, temperatures, strict=True)]
-    for (_, module), s, t in zip(owners, raw, temperatures, strict=True):
+    for (_, module), s, t in zip(gates, raw, temperatures, strict=True):
         torch.nn.init.constant_(module.temperature, t)
         torch.nn.init.constant_(module.raw_hardness, s)
         torch.nn.init.zeros_(module.hardness_override)
-    return {name: value for (name, _), value in zip(owners, values, strict=True)}
+    return {name: value for (name, _), value in zip(gates, values, strict=True)}
 
 
 def _settable_gates(model: nn.Module) -> list[tuple[str, LambdaGate]]:
     """Every λ-gate. Raises an error if there is none, or if accelerate or FSDP1 keeps values of one elsewhere."""
-    owners = require_lambda_gelu(model)
-    require_values_here(owners)
-    require_unflattened(owners)
-    return owners
+    gates = require_lambda_gelu(model)
+    require_values_here(gates)
+    require_unflattened(gates)
+    return gates
 
 
 def known_hardness(gate: LambdaGate, *, learned: bool = False) -> Tensor:

@@ -155,8 +155,7 @@ class _Search(TorchFunctionMode):
         output = func(*args, **(kwargs or {}))
         module, frames = frames_inside(self._modules)
         # A module that computes an activation is a gate already.
-        is_called = len(frames) > 1  # and not the module's whole forward, as in `forward = staticmethod(torch.flatten)`
-        if is_called and not isinstance(module, LambdaGate) and values_at(module) is None:
+        if not isinstance(module, LambdaGate) and values_at(module) is None:
             self._look(_call_of(func, args, kwargs or {}), output, frames[1:])  # without this method's own frame
         return output
 
@@ -168,34 +167,35 @@ class _Search(TorchFunctionMode):
         the place of `mix(…)` in the source of `forward` and of `swish(…)` in that of `mix`. The chain ends at the first
         call that computes a gate as a whole, here `swish(…)`, and else at the call of torch itself.
         """
-        is_theirs = [not str(frame.f_globals.get("__name__")).startswith(LIBRARIES) for frame in frames]
-        user_frame = next(itertools.compress(itertools.count(), is_theirs), len(frames) - 1)
+        is_network_code = [not str(frame.f_globals.get("__name__")).startswith(LIBRARIES) for frame in frames]
+        user_frame = next(itertools.compress(itertools.count(), is_network_code), len(frames) - 1)
         where = line_of(frames[user_frame])
         # 1. The gate that the call of torch computes, or a library's module that was built for this call alone.
-        built = [frame.f_locals for frame in frames[:user_frame] if frame.f_code is _CALL]
+        built = [frame.f_locals for frame in frames[:user_frame] if frame.f_code is _CALL_OF_MODULE]
         whole = [(_call_of(None, run["args"], run["kwargs"])[0], run["self"]) for run in built]
         shape = getattr(output, "shape", None)
         gates = (gate for x, gate in (seen, *whole) if getattr(x, "shape", ()) == shape and self._takes(x, gate))
         torch_gate = next(gates, None)
         # 2. The method around it.
-        place = self._place(frames)
-        if place is None:
-            self.refused += [where] * (torch_gate is not None)
+        around = self._method_around(frames)
+        if around is None:
+            if torch_gate is not None:
+                self.refused.append(where)
             return
-        number, owner, name, method = place
+        frame_number, owner, name, method = around
         # 3. Down from the source of the method, frame by frame, to the source that calls an activation.
         chain, numbers, gate = [method], list[int](), None
         try:
             while gate is None:
-                frame, calls_function = frames[number], any(is_theirs[:number])
+                frame, calls_function = frames[frame_number], any(is_network_code[:frame_number])
                 if not calls_function and torch_gate is None:
                     return  # a call of torch that is no gate, and no part of one
                 call_number, node = call_at(chain[-1], frame)
                 numbers.append(call_number)
                 if calls_function:
                     held = called_by(chain[-1], node, type(owner))
-                    number, function = _running(held, frames[:number])
-                    x, function_gate = _call_in_progress(held, frames[number])
+                    frame_number, function = _running(held, frames[:frame_number])
+                    x, function_gate = _call_in_progress(held, frames[frame_number])
                     gate = function_gate if self._takes(x, function_gate) else None
                     chain += [] if gate else [function]
                 else:
@@ -206,7 +206,7 @@ class _Search(TorchFunctionMode):
             return
         self.found[owner].setdefault(call, gate)
 
-    def _place(self, frames: list[FrameType]) -> tuple[int, nn.Module, str, FunctionType] | None:
+    def _method_around(self, frames: list[FrameType]) -> tuple[int, nn.Module, str, FunctionType] | None:
         """(number of the frame that calls, object, name and function of the method around the frame).
 
         The method is the innermost one of a module of the model.
@@ -256,7 +256,7 @@ def _running(held: FunctionType | None, frames: Sequence[FrameType]) -> tuple[in
     raise ValueError("the source does not say which function runs")
 
 
-_CALL = nn.Module._call_impl.__code__
+_CALL_OF_MODULE = nn.Module._call_impl.__code__
 LIBRARIES = ("torch.", "hf_lgelu.", "transformers.activations", "timm.layers.activations")
 """The first parts of module names whose frames are not a network's own code."""
 
@@ -274,7 +274,7 @@ def frames_inside(modules: Collection[int] | None = None) -> tuple[nn.Module | N
     frame: FrameType | None = sys._getframe(1)
     frames: list[FrameType] = []
     while frame is not None:
-        if frame.f_code is _CALL and (modules is None or id(frame.f_locals["self"]) in modules):
+        if frame.f_code is _CALL_OF_MODULE and (modules is None or id(frame.f_locals["self"]) in modules):
             return frame.f_locals["self"], frames
         frames.append(frame)
         frame = frame.f_back

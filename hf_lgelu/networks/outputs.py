@@ -242,6 +242,7 @@ class OutputReader:
             name: "values" if name in unknown else self._kind(name, value, every | given)
             for name, value in tensors.items()
         }
+        # RT-DETR and its kind rank the places of the encoder, and give the best.
         chosen = isinstance(whole, Mapping) and "enc_topk_logits" in whole and {SCORES, BOXES} <= given.keys()
         return Outputs(tensors, kinds, chosen, uncounted)
 
@@ -310,9 +311,10 @@ def as_of_softmax(scores: Tensor) -> Tensor:
 
 
 def in_order_of(reference: Outputs, other: Outputs) -> Outputs:
-    """The other network's outputs; where queries are chosen, in the order of the reference's nearest queries.
+    """The other network's outputs; where queries are chosen, for each query of the reference the other's nearest one.
 
-    Queries with similar scores and a similar box are near.
+    Queries with similar scores and a similar box are near. One may be the nearest of several, or of none: what such a
+    box adds is not counted.
     """
     if not reference.queries_are_chosen:
         return other

@@ -92,11 +92,11 @@ def call_at(function: FunctionType, frame: FrameType) -> tuple[int, ast.Call]:
     Raises ValueError where the function's source, or the call's place in it, is not known.
     """
     # An instruction has two bytes, and `co_positions` an entry for each instruction.
-    _, line, _, column = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
+    _, end, _, end_column = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
     for number, call in enumerate(_source(function).calls):
-        if (call.end_lineno, call.end_col_offset) == (line, column):
+        if (call.end_lineno, call.end_col_offset) == (end, end_column):
             return number, call
-    raise ValueError(f"no call is known at line {line} of {function.__code__.co_qualname}")
+    raise ValueError(f"no call is known at line {end} of {function.__code__.co_qualname}")
 
 
 def digest_of(chain: Sequence[FunctionType], numbers: Sequence[int]) -> str:
@@ -122,7 +122,7 @@ def called_by(function: FunctionType, call: ast.Call, cls: type) -> FunctionType
         case ast.Attribute(ast.Name(name), attribute):
             is_own = name in function.__code__.co_varnames[:1] and attribute in dir(cls)
             held = inspect.getattr_static(cls if is_own else named(name), attribute, None)
-            # A method of its own has a frame that `_place` finds. A class method takes the class, too.
+            # A method of its own has a frame that `_method_around` finds. A class method takes the class, too.
             held = held.__func__ if isinstance(held, staticmethod) else None if is_own else held
         case ast.Attribute(ast.Call(ast.Name("super"), given), attribute):
             base = named(given[0].id if given and isinstance(given[0], ast.Name) else "__class__")

@@ -36,10 +36,11 @@ class HardeningConfig:
     hardening_strategy: str = "epoch"
 
     def __post_init__(self) -> None:
+        # Each of these lines raises ValueError if its option is out of range.
         require_known("hardening_strategy", self.hardening_strategy, STRATEGIES)
         switch_position(1, self.switch_fraction)
         require_known("schedule", self.hardening_schedule, SCHEDULES)
-        _ = self.targets  # each of these lines raises ValueError if its option is out of range
+        _ = self.targets
 
     @cached_property
     def targets(self) -> dict[str, float]:

@@ -82,7 +82,8 @@ class HardeningCallback(TrainerCallback):
     def on_train_begin(
         self, args: Any, state: TrainerState, control: Any, model: nn.Module, optimizer: Any = None, **others: Any
     ) -> None:
-        config, is_of_own_trainer = self.config, isinstance(args, LambdaGELUTrainingArguments)
+        config = self.config
+        is_of_own_trainer = isinstance(args, LambdaGELUTrainingArguments)  # no other trainer needs them
         refuse_to_harden(config, args, state, model, optimizer)
         self._epoch, self._has_learned = None, False
         # LambdaGELUTrainer may have a best checkpoint of an earlier, soft run. A plain Trainer selects none.

@@ -151,9 +151,8 @@ class LambdaGELUTrainer(Trainer):
         if not self.args.report_substitution or not find_sites(self.model):
             return output
         kinds = LEARNED_KINDS if lambda_gelu_modules(self.model) else SMOOTH_KINDS
-        substitution, loss_only = TemporaryRelu(self.model, kinds=kinds), prediction_loss_only
-        if self.compute_metrics is None:  # nobody reads the logits
-            loss_only = True
+        substitution = TemporaryRelu(self.model, kinds=kinds)
+        loss_only = True if self.compute_metrics is None else prediction_loss_only  # else nobody reads the logits
         self._live = LiveUnits(substitution.gates)
         try:
             with loop_undone(self), buffers_kept(self.model), substitution.applied():
@@ -183,7 +182,8 @@ class LambdaGELUTrainer(Trainer):
 
     def _hp_search_setup(self, trial: Any) -> None:
         super()._hp_search_setup(trial)
-        self._prepare_training()  # each training calls this, with the model of model_init and the search's arguments
+        # The one method that each training calls first, with the model of model_init and the search's arguments.
+        self._prepare_training()
 
     def _prepare_training(self) -> None:
         """Refuse options that cannot work or do nothing, and harden if the arguments ask for it."""
@@ -192,7 +192,7 @@ class LambdaGELUTrainer(Trainer):
             refuse_with_gates(self.args, self.accelerator)
         callbacks, own = self.callback_handler.callbacks, self._hardening
         if any(isinstance(callback, HardnessLogCallback) for callback in callbacks):
-            HardnessLogCallback.add_to(self)
+            HardnessLogCallback.add_to(self)  # before the reporters, where a user's own was added after them
         if any(isinstance(callback, HardeningCallback) and callback is not own for callback in callbacks):
             raise ValueError(
                 "LambdaGELUTrainer has a HardeningCallback of its own, so another cannot be passed. Give harden=True "

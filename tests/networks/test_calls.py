@@ -650,15 +650,6 @@ def test_a_module_with_a_static_forward_is_a_gate(x):
     assert not find_smooth_calls(converted, x[:2])
 
 
-class Absolute(nn.Module):
-    forward = staticmethod(torch.abs)
-
-
-def test_a_module_whose_forward_is_torchs_own_is_no_caller(x):
-    network = nn.Sequential(nn.Linear(6, 12), nn.GELU(), nn.Linear(12, 3), Absolute())
-    assert hf_lgelu.convert_to_relu(network, x).report.gates == {"1": "GELU"}
-
-
 def test_a_formula_that_is_a_function_is_a_gate(x):
     model = OfFunctions()
     before = model(x)
