@@ -145,7 +145,7 @@ class LambdaGELUTrainer(Trainer):
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
         """Trainer's loop. A second loop, with ReLU substituted, gives the loss and every metric once more."""
-        begin = random_state(self.args.device)
+        begin = random_state(self.args.device, dataloader)
         # The network as it is comes first, because Trainer prepares the model with its own modules.
         output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
         if not self.args.report_substitution or not find_sites(self.model):
@@ -245,16 +245,21 @@ def metrics_of_module(
     return module.compute() if compute_result else None
 
 
-def random_state(device: torch.device) -> Callable[[], None]:
-    """A function that restores the present random state of Python, NumPy and torch."""
+def random_state(device: torch.device, data: DataLoader | None = None) -> Callable[[], None]:
+    """A function that restores the present random state of Python, NumPy, torch and the sampler of `data`."""
     sources = [each for each in (torch, torch.get_device_module(device)) if hasattr(each, "get_rng_state")]
     of_python, of_numpy, of_torch = random.getstate(), np.random.get_state(), [s.get_rng_state() for s in sources]
+    sampler = getattr(getattr(data, "batch_sampler", None), "sampler", None)
+    generator = getattr(sampler, "generator", None)  # of Trainer's sampler that groups sequences by length
+    of_generator = None if generator is None else generator.get_state()
 
     def put_back() -> None:
         random.setstate(of_python)
         np.random.set_state(of_numpy)
         for source, state in zip(sources, of_torch, strict=True):
             source.set_rng_state(state)
+        if generator is not None:
+            generator.set_state(of_generator)
 
     return put_back
 
