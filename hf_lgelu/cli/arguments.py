@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, ClassVar
 
+from hf_lgelu.files import is_onnx
 from hf_lgelu.refit.config import EFFORTS, ConversionConfig
 
 _DATA = "a data set's Hub id, a folder of data files of one type or of images, or a CSV, JSON, Parquet or text file"
@@ -136,7 +137,7 @@ class RowArguments(CheckpointArguments):
     sequence_length: int | None = _input("Tokens in a sequence. Default: what the model takes, at most 1,024.", None)
     seed: int = _input("Random seed that chooses inputs. Default: 0.", 0)
     disable_tqdm: bool = _output(
-        "Show no progress. Default: a line per layer, and bars where stderr is a terminal.", False
+        "Show no progress. Default: bars where stderr is a terminal, and in convert a line per layer.", False
     )
 
 
@@ -145,8 +146,8 @@ class OutputArguments(RowArguments):
     """The inputs on which networks are compared, the folder that a command writes, and where it goes."""
 
     evaluation: str | None = _first(
-        f"Inputs on which networks are compared: {_DATA}, or none. Labels give a score. Default: the validation or "
-        "test split of --data (convert), else random inputs.",
+        f"Inputs on which networks are compared: {_DATA}, or none. Labels give a score. Default: in convert the "
+        "validation or test split of --data, in export random inputs.",
         None,
         reads="dataset",
         argument="evaluation_data",
@@ -170,6 +171,13 @@ class OutputArguments(RowArguments):
         "Push the folder with its card to this Hub repository, such as user/model. Default: nothing is pushed.", None
     )
     private: bool = _hub("Make a new Hub repository private. Default: as your account is set.", False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        of_pictures = {"mean": "0", "std": "1", "image_size": None}
+        given = [f"--{name}" for name, default in of_pictures.items() if getattr(self, name) != default]
+        if given and not is_onnx(self.model):
+            raise ValueError(f"{' and '.join(given)}: only an ONNX file takes that; a checkpoint has a processor")
 
 
 @dataclass(kw_only=True)
@@ -232,6 +240,13 @@ class ExportArguments(OutputArguments):
         "hf-lgelu export out/relu --to int8 --data texts.txt --output_dir out/int8 --original you/your-bert",
     )
 
+    model: str = _first("Folder or Hub id of the checkpoint, or for int8 an ONNX file.", is_word=True, reads="model")
+    data: str | None = _first(
+        f"With --to int8: inputs from where the model is used: {_DATA}; of an ONNX file, a folder of pictures, or "
+        "arrays in an .npz or .npy file. Default: none.",
+        None,
+        reads="dataset",
+    )
     to: str = _first(
         f"{'; '.join(map(': '.join, EXPORT_FORMS.items()))}. Default: relu.", "relu", choices=tuple(EXPORT_FORMS)
     )
@@ -297,6 +312,11 @@ class DemoArguments(Arguments):
     examples = ("hf-lgelu demo", "hf-lgelu demo --output_dir out/digits")
 
     output_dir: str = _output("Folder to write. Default: hf-lgelu-demo.", "hf-lgelu-demo")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if os.path.exists(self.output_dir):
+            raise ValueError(f"{self.output_dir} is there already; remove it, or give another --output_dir")
 
 
 COMMANDS: dict[str, type[Arguments]] = {

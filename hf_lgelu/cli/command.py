@@ -111,8 +111,11 @@ def _arguments(words: list[str]) -> Arguments:
     # A dash in the name of an option stands for an underscore.
     words = [re.sub("^--[^=]*", lambda name: f"--{name[0][2:].replace('-', '_')}", word) for word in words]
     parser, commands = command_line()
-    found = vars(parser.parse_args(words))
+    known, others = parser.parse_known_args(words)
+    found = vars(known)
     name = found.pop("command")
+    if others:
+        commands[name].error(f"unrecognized arguments: {' '.join(others)}")
     if "" in words:
         commands[name].error("an argument is empty")
     try:

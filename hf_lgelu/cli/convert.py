@@ -37,7 +37,7 @@ from hf_lgelu.graph.layers import find_layers
 from hf_lgelu.models.checkpoint import require_same_model
 from hf_lgelu.models.config_keys import runtime_warnings
 from hf_lgelu.networks.calls import Network
-from hf_lgelu.networks.outputs import Outputs
+from hf_lgelu.networks.outputs import Outputs, is_causal
 from hf_lgelu.networks.run import Inputs, random_inputs
 from hf_lgelu.networks.sites import sites_in_words
 from hf_lgelu.processes import known_processes
@@ -82,7 +82,7 @@ def convert(arguments: ConvertArguments, data: Rows | None, evaluation: Rows | N
                 inputs = None if data is None else read_rows(data, checkpoint)
                 second = None if evaluation is None or arguments.dry_run else read_rows(evaluation, checkpoint)
             checkpoint.network.to(state.device)
-        if inputs is None:
+        if inputs is None and is_causal(checkpoint.model):
             tell("No data were given, so the model samples text itself ...")
         # Fewer samples than there are have been chosen already; of text that the model samples, this is the number.
         config = arguments.config(arguments.max_samples if inputs is None else None if inputs.whole else len(inputs))

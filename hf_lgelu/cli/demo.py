@@ -46,7 +46,7 @@ def demo(arguments: DemoArguments) -> None:
 Try next:
   hf-lgelu convert {folder}/gelu {data} --effort distill --output_dir {folder}/nearer
   hf-lgelu compare {folder}/gelu {folder}/relu --data {folder}/test.csv
-  hf-lgelu export {folder}/relu --to int8 {data} --original {folder}/gelu --output_dir {folder}/int8
+  hf-lgelu export {folder}/relu --to int8 --data {folder}/test.csv --original {folder}/gelu --output_dir {folder}/int8
   hf-lgelu convert YOUR_MODEL --data YOUR_TEXTS_IMAGES_OR_ROWS --output_dir FOLDER"""
     )
 

@@ -39,9 +39,11 @@ def read_onnx_file(arguments: Any) -> tuple[Checkpoint, InputSet, InputSet | Non
 
 def quantize_file(arguments: Any) -> Any:
     """Write an int8 version of a file into a folder, judged against it on the rows of --data. Returns the report."""
-    _check_options(arguments)
     if arguments.to != "int8":
-        raise ValueError(f"--to {arguments.to}: an ONNX file can only be converted to int8")
+        raise ValueError(
+            "of an ONNX file, export makes only --to int8; hf-lgelu convert puts ReLU in its gates' places"
+        )
+    _check_options(arguments)
     rows = read_arrays(arguments.data, arguments, arguments.max_samples)
     with whole_folder(arguments.output_dir, overwrite=arguments.overwrite) as new:
         batches = rows.batches("int8", progress=arguments.progress, batch_size=_batch_of(arguments.model) or 32)
@@ -59,7 +61,7 @@ def _batch_of(path: str) -> int | None:
 def _check_options(arguments: Any) -> None:
     given = [f"--{name}" for name in _OF_CHECKPOINTS if getattr(arguments, name, None)]
     if given:
-        raise ValueError(f"{' and '.join(given)}: a conversion of an ONNX file does not take that; leave it out")
+        raise ValueError(f"{' and '.join(given)}: an ONNX file does not take that; leave it out")
     if arguments.data is None:
         raise ValueError("an ONNX file needs --data: a folder of pictures, or arrays in an .npz or .npy file")
     if Path(arguments.data).expanduser().is_dir() and (arguments.mean, arguments.std) == ("0", "1"):

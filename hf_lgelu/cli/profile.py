@@ -17,6 +17,9 @@ def profile(arguments: ProfileArguments) -> None:
     checkpoint's trainer_state.json. Raises ValueError for a checkpoint without λ-GELU, FileNotFoundError or ValueError
     for a plot without a history of λ, and the errors of loading.
     """
+    history = Path(arguments.model) / "trainer_state.json"
+    if arguments.plot and not history.is_file():
+        raise ValueError(f"--plot needs a checkpoint of Trainer, as runs/checkpoint-104: there is no {history}")
     checkpoint = read_checkpoint(arguments.model, **arguments.reading)
     hardness = hardness_profile(checkpoint.model)
     errors = swap_errors(checkpoint.model, hardness)
@@ -28,7 +31,7 @@ def profile(arguments: ProfileArguments) -> None:
         print(f"{gate:{width}}  {value:10.4g}  {errors[gate]:8.2g}{f'  {learned[gate]:10.4g}' if moved else ''}")
     print(f"hardened: {'yes' if is_hardened(checkpoint.model) else 'no'}")
     if arguments.plot:
-        plot_hardness(Path(arguments.model) / "trainer_state.json", hardness, arguments.plot)
+        plot_hardness(history, hardness, arguments.plot)
         print(f"λ over the epochs: {arguments.plot}")
 
 

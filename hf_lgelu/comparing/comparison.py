@@ -123,7 +123,7 @@ class NetComparison:
         if shapes != theirs:
             raise ValueError(
                 f"the original gives {shapes} and the other {theirs} for the same inputs; only equal shapes "
-                "are compared: give networks for the same task, and `outputs` whose length no network chooses itself"
+                "are compared: give networks for the same task, and outputs whose length no network chooses itself"
             )
         other, certainty = in_order_of(reference, other), reference.certainty()
         for number, (name, value) in enumerate(reference.tensors.items()):

@@ -33,9 +33,10 @@ class CheckpointExport:
     """The report of `export_relu` or `export_gelu`.
 
     `activation`, by its name in transformers, stands where the λ-gates stood; `hardness` was the λ of each. `change` is
-    the change of the outputs on the example inputs. `warnings` name programs that ignore the config's activation.
-    After a ReLU export, `swap_error` is the bound κ/λ, the most by which ReLU in a gate's place changes a unit,
-    `smooth_calls` are the smooth operations that are left on these inputs, and `unreached` the gates that did not run.
+    the change of the outputs on the example inputs, which `are_random` if none were given. `warnings` name programs
+    that ignore the config's activation. After a ReLU export, `swap_error` is the bound κ/λ, the most by which ReLU in a
+    gate's place changes a unit, `smooth_calls` are the smooth operations that are left on these inputs, and `unreached`
+    the gates that did not run.
     """
 
     activation: str
@@ -43,6 +44,7 @@ class CheckpointExport:
     config_changes: tuple[ConfigChange, ...]
     change: Distance
     warnings: tuple[str, ...]
+    are_random: bool
     swap_error: dict[str, float] = field(default_factory=dict)
     smooth_calls: tuple[SmoothCall, ...] = ()
     unreached: tuple[str, ...] = ()
@@ -56,7 +58,7 @@ class CheckpointExport:
         lines = [
             f"{len(self.hardness)} λ-gates → {self.activation}",
             *([f"  softest gate {softest_gate(self.hardness, self.swap_error)}"] if self.swap_error else []),
-            f"  on the example inputs: {self.change}",
+            f"  on {'random' if self.are_random else 'the example'} inputs: {self.change}",
             *(f"  config {change}" for change in self.config_changes),
             *(f"  still smooth: {call}" for call in self.smooth_calls),
             *(f"  warning: {warning}" for warning in warnings),
@@ -110,7 +112,7 @@ def export_relu(
         (1.0, True)
     """
     model = _exportable(model)
-    inputs = random_inputs(model) if inputs is None else inputs
+    inputs, are_random = (random_inputs(model), True) if inputs is None else (inputs, False)
     # Entered before the work, which would be lost if the folder could not be written.
     with whole_folder(folder, overwrite=overwrite) as new:
         # 1. A copy gets ReLU. The keys that say so are proved before the copy changes, by building the model from them.
@@ -127,8 +129,8 @@ def export_relu(
             raise ValueError(
                 f"{len(soft)} of {len(gates)} gates are too soft for ReLU: the swap changes a unit by up to "
                 f"{max(surgery.swap_error.values()):.3g}, and {max_swap_error:.3g} is allowed ({'; '.join(words[:8])}"
-                f"{more}). On the example inputs: {change}. Harden the model, keep its function with export_gelu, or "
-                "give `allow_soft`"
+                f"{more}). On the example inputs: {change}. Harden the model, keep its function with export_gelu "
+                "(hf-lgelu export --to gelu), or give `allow_soft`"
             )
         report = CheckpointExport(
             "relu",
@@ -136,6 +138,7 @@ def export_relu(
             surgery.config_changes,
             change,
             runtime_warnings(relu),
+            are_random,
             surgery.swap_error,
             tuple(find_smooth_calls(relu, inputs)),
             tuple(name for name, gate in gates.items() if gate not in ran),
@@ -180,7 +183,7 @@ def export_gelu(
         True
     """
     model = _exportable(model)
-    inputs = random_inputs(model) if inputs is None else inputs
+    inputs, are_random = (random_inputs(model), True) if inputs is None else (inputs, False)
     with whole_folder(folder, overwrite=overwrite) as new:
         plain = independent_copy(model).eval()
         sites = find_sites(plain, LEARNED_KINDS)
@@ -206,7 +209,7 @@ def export_gelu(
             )
         names = "-".join(GATES[kind].plain_names[0] for kind in dict.fromkeys(modules.values()))
         warnings = runtime_warnings(plain)
-        report = CheckpointExport(names, hardness_profile(model), surgery.config_changes, change, warnings)
+        report = CheckpointExport(names, hardness_profile(model), surgery.config_changes, change, warnings, are_random)
         _save(plain, new, inputs, source)
         write_card(model, new, report=report)
     return report

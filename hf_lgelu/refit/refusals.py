@@ -109,7 +109,7 @@ def require_gates(model: nn.Module, inputs: Inputs, config: ConversionConfig) ->
     if not gates:
         smooth = "".join(f"\n  {call}" for call in find_smooth_calls(model, inputs))
         advice = (
-            f". What it computes smoothly:{smooth}\nIf one of these is a gate that the code spells out, write it as a "
+            f". What it computes smoothly:{smooth}.\nIf one of these is a gate that the code spells out, write it as a "
             "call with a name, such as torch.nn.functional.silu(x), or as a module"
             if smooth
             else ": nothing in it is smooth"

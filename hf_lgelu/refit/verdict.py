@@ -180,12 +180,15 @@ def config_warnings(model: nn.Module, changes: Sequence[str]) -> Iterator[str]:
                 "do not show how far the network is. Train the head first, or convert the network without it"
             )
         if has_record(root.config):
+            # sentence-transformers loads its own networks, with the encoder in them.
+            outer = model if type(model).__module__.startswith("sentence_transformers.") else root
             elsewhere = "ends in an error that names this function"
             if loads_elsewhere(root.config):
                 elsewhere = "gives the old gates, another network, without an error"
             yield (
                 f"{name} has no config key that says these gates, so the config remembers them, and the saved folder "
-                f"needs hf_lgelu: load it by hf_lgelu.from_pretrained({name}, folder). Any other load {elsewhere}"
+                f"needs hf_lgelu: load it by hf_lgelu.from_pretrained({type(outer).__name__}, folder). Any other load "
+                f"{elsewhere}"
             )
     yield from saved_without_gates(model)
     lines = lines_of_old_gates(model)

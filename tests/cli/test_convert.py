@@ -420,8 +420,9 @@ def test_a_gate_of_a_sentence_encoder_is_kept(sentence_folder, tmp_path, call):
 
     model, texts = sentence_folder
     words = ("convert", model, "--data", texts, "--keep", "1", "--output_dir", tmp_path / "relu", "--disable_tqdm")
-    status, _, errors = call(*words)
+    status, said, errors = call(*words)
     assert status == 0, errors
+    assert "load it by hf_lgelu.from_pretrained(SentenceTransformer, folder)" in said
     with pytest.raises(RuntimeError, match=r"hf_lgelu\.from_pretrained"):
         sentence_transformers.SentenceTransformer(str(tmp_path / "relu"), device="cpu")
     loaded = hf_lgelu.from_pretrained(sentence_transformers.SentenceTransformer, str(tmp_path / "relu"), device="cpu")

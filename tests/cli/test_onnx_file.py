@@ -119,7 +119,7 @@ def test_pictures_and_arrays_convert_a_file(file, pictures, tmp_path, capsys):
         (["--data", "rows.csv"], r"cannot be read as rows of .*net.onnx, which takes images"),
         (["--data", "empty"], "holds no picture"),
         (["--data", "one", "--mean", "0.5,0.5"], "--mean has 2 numbers for 3 channels"),
-        (["--data", "rows.npz", "--column", "text"], "--column: a conversion of an ONNX file does not take that"),
+        (["--data", "rows.npz", "--column", "text"], "--column: an ONNX file does not take that"),
         (["--data", "missing.npz"], "there is no folder or file missing.npz"),
     ],
 )
@@ -135,4 +135,6 @@ def test_what_does_not_fit_a_file_is_refused(file, tmp_path, monkeypatch, capsys
     Image.new("RGB", (16, 16)).save("one/picture.png")
     assert main(["convert", str(file), *options, "--output_dir", "out"]) != 0
     assert re.search(words, capsys.readouterr().err)
+    assert main(["export", str(file), "--output_dir", "out"]) != 0
+    assert "of an ONNX file, export makes only --to int8" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

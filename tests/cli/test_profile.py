@@ -57,6 +57,7 @@ def test_a_plot_is_a_picture_of_every_gate_over_the_epochs(tmp_path, call, monke
     ]
     history = [{"loss": 0.5, "epoch": 1}, *({**row, "hardness/mean": 1.5} for row in rows)]
     (tmp_path / "run" / "trainer_state.json").write_text(json.dumps({"epoch": 3, "log_history": history}))
+    assert "a checkpoint of Trainer, as runs/" in call("profile", tmp_path, "--plot", tmp_path / "hardness.png")[2]
     drawn, plot = {}, Axes.plot
     monkeypatch.setattr(
         Axes, "plot", lambda *given, **more: (drawn.update({more["label"]: given[1:]}), plot(*given, **more))[1]
