@@ -85,6 +85,7 @@ def test_soft_gates_are_refused_with_their_numbers(mlp, tmp_path):
     assert "`allow_soft`" in message
     assert list(tmp_path.iterdir()) == []
     export = export_relu(mlp, tmp_path / "relu", allow_soft=True)
+    assert "\n  on random inputs: largest change" in str(export)
     assert export.hardness["layers.0.activation"] == pytest.approx(1.5)
     assert (tmp_path / "relu" / "config.json").exists()
 
