@@ -11,7 +11,6 @@ because the saved network would run another activation there than the network in
 
 import copy
 import inspect
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +23,6 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 
-from hf_lgelu.activation.gates import GATES
 from hf_lgelu.networks.rewrite import own_class
 from hf_lgelu.networks.run import NOT_TAKEN
 from hf_lgelu.networks.sites import SMOOTH_KINDS, computes_same, find_sites, is_activation, kind_of, uncompiled_name
@@ -385,11 +383,6 @@ def activation_strings(config: PreTrainedConfig) -> Iterator[tuple[tuple[str, ..
     for path, value in config_entries(config):
         if isinstance(value, str) and value.removeprefix(_GATED).lower() in names:
             yield path, value
-
-
-def gate_names(config: str) -> set[str]:
-    """The names of λ-gates that a config's JSON holds as values."""
-    return {name for name in re.findall(r':\s*"(?:gated-)?(\w+)"', config) if name in GATES}
 
 
 # In the names of keys that may be None: in GPT-2, this is four times the hidden size.

@@ -134,7 +134,3 @@ def test_a_checkpoint_that_was_cut_off_is_left_for_the_last_whole_one(tmp_path, 
         assert f"goes on from {tmp_path / 'checkpoint-2'}" in caplog.text
     with pytest.raises(ValueError, match=r"checkpoint-1.trainer_state\.json"):
         tiny_trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
-
-
-def tiny_loaded(folder):
-    return type(tiny_model()).from_pretrained(folder)
