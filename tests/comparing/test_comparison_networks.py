@@ -134,7 +134,7 @@ def test_the_original_of_a_table_has_the_measures_of_all_outputs():
 def test_outputs_of_another_shape_are_refused():
     read = OutputReader(Given())
     one, other = ({"waveform": torch.randn(2, length)} for length in (9, 8))
-    with pytest.raises(ValueError, match=r"\(2, 9\).*\(2, 8\).*`outputs`"):
+    with pytest.raises(ValueError, match=r"\(2, 9\).*\(2, 8\).*same task"):
         NetComparison().add(Batch(one), read(one), read(other))
 
 
