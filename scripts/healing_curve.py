@@ -2,8 +2,8 @@
 
     python scripts/healing_curve.py --network smollm2 --packages runs/packages --tokens 50000 100000 250000 500000
 
-The original, the plain swap and the conversion (`refit`) take the same steps on the same tokens in the same order,
-plain next-token prediction. No token comes twice, and none of those that the conversion was fitted on. All starts get
+The original, the plain swap and the conversions (`refit`, and `distill` after it) take the same steps on the same
+tokens in the same order, plain next-token prediction. No token comes twice, and none of those that the conversion was fitted on. All starts get
 to a budget before any goes on to the next. Rows go to a CSV file as they are measured; a rerun goes on from the last
 state in `--state_dir`.
 """
@@ -29,7 +29,7 @@ from hf_lgelu import convert_to_relu, substitute_relu
 from hf_lgelu.environment import hardware, package_versions
 from hf_lgelu.networks.sites import SMOOTH_KINDS
 
-STARTS = ("original", "swap", "refit")
+STARTS = ("original", "swap", "refit", "distill")
 _BLOCKS_A_STEP = 4
 _WARMUP = 20
 _KEY = ("network", "start", "tokens", "learning_rate", "seed")
@@ -94,10 +94,10 @@ def _start(measured: Measured, arguments: HealingArguments, name: str) -> nn.Mod
     model = copy.deepcopy(measured.model)
     if name == "swap":
         substitute_relu(model, kinds=SMOOTH_KINDS)
-    elif name == "refit":
-        path = Path(arguments.state_dir, "refit.pt")  # for each learning rate the same
+    elif name != "original":
+        path = Path(arguments.state_dir, f"{name}.pt")  # for each learning rate the same
         if not path.exists():
-            converted = convert_to_relu(model, measured.fitted[: arguments.samples]).model
+            converted = convert_to_relu(model, measured.fitted[: arguments.samples], effort=name).model
             torch.save(converted.state_dict(), path)
         substitute_relu(model, kinds=SMOOTH_KINDS)
         model.load_state_dict(torch.load(path, weights_only=True))
