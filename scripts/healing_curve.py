@@ -3,9 +3,9 @@
     python scripts/healing_curve.py --network smollm2 --packages runs/packages --tokens 50000 100000 250000 500000
 
 The original, the plain swap and the conversions (`refit`, and `distill` after it) take the same steps on the same
-tokens in the same order, plain next-token prediction. No token comes twice, and none of those that the conversion was fitted on. All starts get
-to a budget before any goes on to the next. Rows go to a CSV file as they are measured; a rerun goes on from the last
-state in `--state_dir`.
+tokens in the same order, plain next-token prediction. No token comes twice, and none of those that the conversion was
+fitted on. All starts get to a budget before any goes on to the next. Rows go to a CSV file as they are measured; a
+rerun goes on from the last state in `--state_dir`.
 """
 
 import copy
