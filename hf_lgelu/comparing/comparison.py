@@ -98,9 +98,9 @@ class NetComparison:
 
         Σ KL(scores) + 4 · Σ certainty · ‖box − original's box‖² / variance of the original's boxes
 
-    The variance is the sum of those of a box's columns: a box that is wrong by as much counts 4, 1 for each side. The
-    sum of certainties is at least 1. An empty place has nearly equal scores in both networks, so it adds little to the
-    first sum, and nothing to the second.
+    The variance is the sum of those of a box's columns. A certain box whose squared error is this variance counts 4, 1
+    for each side. The sum of certainties is at least 1. An empty place has nearly equal scores in both networks, so it
+    adds little to the first sum, and nothing to the second.
     """
 
     def __init__(self) -> None:

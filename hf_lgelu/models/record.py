@@ -49,7 +49,8 @@ RECORD_KEY = "lambda_gelu"
 VARIANT = "needs_hf_lgelu"
 """The variant, a part of the file's name, of weights whose config has a record and no key for a guard."""
 
-_FIELDS = {"site", "gate", "call"}  # and of 0.2.0 "raw_shape", the shape of λ
+_FIELDS = ("site", "gate", "call")
+_ONE_HARDNESS = ("raw_shape", [1])  # the shape of λ, which 0.2.0 wrote too
 
 SiteRecord = list[dict[str, Any]]
 """One entry per λ-gate's site in registration order: {"site"}, and {"gate"} for another gate than λ-GELU.
@@ -268,13 +269,7 @@ def rebuild_gates(model: PreTrainedModel, record: SiteRecord) -> None:
             )
         if plain is not None:
             place(parent, attribute, ACT2FN[plain] if kind is None else kind(**given))
-        # 0.2.0 also wrote the shape of λ.
-        elif unknown := entry.keys() - {
-            "site",
-            "gate",
-            "call",
-            *(["raw_shape"] if entry.get("raw_shape") == [1] else []),
-        }:
+        elif unknown := {name for name in entry if name not in _FIELDS and (name, entry[name]) != _ONE_HARDNESS}:
             raise ValueError(
                 f"the config's record says {', '.join(sorted(unknown))} of the gate at {name}, and this version knows "
                 "no gate that has it. Load the folder in the version of hf_lgelu that saved it, and export ReLU there"

@@ -180,8 +180,7 @@ def config_warnings(model: nn.Module, changes: Sequence[str]) -> Iterator[str]:
                 "do not show how far the network is. Train the head first, or convert the network without it"
             )
         if has_record(root.config):
-            # sentence-transformers loads its own networks, with the encoder in them.
-            outer = model if type(model).__module__.startswith("sentence_transformers.") else root
+            outer = model if hasattr(model, "transformers_model") else root  # sentence-transformers loads its own
             elsewhere = "ends in an error that names this function"
             if loads_elsewhere(root.config):
                 elsewhere = "gives the old gates, another network, without an error"
