@@ -203,9 +203,7 @@ class ConvertArguments(OutputArguments):
     batch_size: int | None = _of_config("batch_size")
     distill_steps: int | None = _of_config("distill_steps")
     bf16: bool = _of_config("bf16")
-    keep: str = _method(
-        "Gates that stay smooth: names with commas, or a number of the most costly gates. Default: none.", "0"
-    )
+    keep: str | None = _method("Names of gates that stay smooth, with commas. Default: none.", None)
     outputs: str | None = _method(
         "Names of the outputs that count, with commas. Default: the outputs that the model's "
         "task reads (logits, boxes, embeddings).",
@@ -214,8 +212,8 @@ class ConvertArguments(OutputArguments):
     max_kl: float = _of_config("max_kl")
     strict: bool = _of_config("strict")
     dry_run: bool = _first(
-        "Fit and write nothing: print what would be converted and refused, what the plain swap would cost, which gates "
-        "cost most, and what stays smooth. Default: convert.",
+        "Fit and write nothing: print what would be converted and refused, what the plain swap would cost, and what "
+        "stays smooth. Default: convert.",
         False,
     )
 
@@ -226,8 +224,8 @@ class ConvertArguments(OutputArguments):
     def config(self, max_samples: int | None = None) -> ConversionConfig:
         """The options for `convert_to_relu`. `max_samples` says how many of more samples the command has chosen."""
         own = {field.name: getattr(self, field.name) for field in fields(ConversionConfig) if hasattr(self, field.name)}
-        keep = int(self.keep) if self.keep.isdecimal() else named(self.keep) or 0
-        return ConversionConfig(**own | {"keep": keep, "outputs": named(self.outputs), "max_samples": max_samples})
+        names = {"keep": named(self.keep) or (), "outputs": named(self.outputs)}
+        return ConversionConfig(**own | names | {"max_samples": max_samples})
 
 
 @dataclass(kw_only=True)

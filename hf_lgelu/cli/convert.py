@@ -1,7 +1,6 @@
 """`hf-lgelu convert`: a ReLU checkpoint made of a trained smooth checkpoint without training, with report and card."""
 
 import json
-import math
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -46,11 +45,9 @@ from hf_lgelu.refit.convert import convert_to_relu, prepare, still_smooth, with_
 from hf_lgelu.refit.folds import load_own
 from hf_lgelu.refit.refusals import ConversionRefusedError
 from hf_lgelu.refit.report import REPORT_FILE, ConversionReport
-from hf_lgelu.refit.task import swap_costs
 from hf_lgelu.refit.widen import blocks_to_widen
 
 _COMPARED_ROWS = 8
-_DEAREST = 3  # gates that a dry run names
 
 
 def convert(arguments: ConvertArguments, data: Rows | None, evaluation: Rows | None) -> ConversionReport | None:
@@ -159,7 +156,7 @@ def _write(
 
 
 def preview_conversion(model: nn.Module, data: Any, config: ConversionConfig) -> str:
-    """The gates and maps, the cost of the plain swap and of single gates, and what stays smooth, in lines of text.
+    """The gates and maps, the cost of the plain swap, and what stays smooth, in lines of text.
 
     Raises the errors of `convert_to_relu` before the first fit. `model` and `data` are as there.
     """
@@ -191,10 +188,6 @@ def preview_conversion(model: nn.Module, data: Any, config: ConversionConfig) ->
         metrics, compared = compare_outputs(task.read, {"swap": swapped}, batches, over_processes=True)
         table = networks_table(metrics, {"plain swap": compared["swap"].distance}, main=True)
         lines += ["ReLU in their place, without a refit:", *text_table(*table, text_columns=1)]
-        if len(sites) > 1:
-            costs = list(swap_costs(task.read, task.folds, exchange).items())[:_DEAREST]
-            dearest = ", ".join(f"{name} {cost:.3g}" for name, cost in costs if math.isfinite(cost))
-            lines.append(f"The gates that cost most, each swapped alone: {dearest}. `keep` leaves gates smooth.")
         with exchange.plain_swap(model).applied():
             lines += [f"still smooth: {call}" for call in still_smooth(model, task.folds)]
         lines += [f"warning: with ReLU in its config, {text}" for text in runtime_warnings(model)]

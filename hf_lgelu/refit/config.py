@@ -44,9 +44,6 @@ EFFORTS = tuple(RUNGS)
 FAR_KL = 0.1
 """Nats of mean KL to the original beyond which a result is called far from the original."""
 
-SAMPLES_TO_RANK = 64
-"""The approximate number of samples on which gates are ranked by their costs."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ConversionConfig:
@@ -60,10 +57,8 @@ class ConversionConfig:
             is linear in the inputs, or are copies with kinks of their own. 1.25 gives most for its size. The most is
             six times the units, and one more unit for each input. Blocks that cannot take more stay as they are.
             Refused where no block can, or where the config has no key of the width. Default: 1.
-        keep: Gates that stay smooth: their names, or how many. A number keeps the gates that take the
-            outputs farthest when each alone is exchanged. Most configs have one key for all gates: a saved config
-            then names the kept gates, `hf_lgelu.from_pretrained` rebuilds them, and any other load is refused.
-            Default: none.
+        keep: Names of gates that stay smooth. Most configs have one key for all gates: a saved config then names the
+            kept gates, `hf_lgelu.from_pretrained` rebuilds them, and any other load is refused. Default: none.
         max_kl: The distance to the original above which the report warns that the result is far: the mean KL in nats,
             of a detector its distance in scores and boxes, else the relative error. Default: 0.1.
         strict: Refuse a result beyond max_kl, and a result that could not be measured. Default: warn in report and
@@ -93,7 +88,7 @@ class ConversionConfig:
 
     effort: str | None = None
     width: float = 1.0
-    keep: int | Sequence[str] = ()
+    keep: Sequence[str] = ()
     max_kl: float | None = FAR_KL
     strict: bool = False
     kinds: Sequence[str] | None = None

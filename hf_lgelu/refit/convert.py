@@ -55,7 +55,7 @@ def convert_to_relu(
     *,
     effort: str | None = None,
     width: float | None = None,
-    keep: int | Sequence[str] | None = None,
+    keep: Sequence[str] | None = None,
     evaluation_data: Any = None,
     options: ConversionConfig | None = None,
     progress: bool | None = None,
@@ -81,7 +81,7 @@ def convert_to_relu(
             model: it samples 8,192 tokens of text itself.
         effort: the last rung to try: "refit" (the default), "place" or "distill"; see `ConversionConfig`.
         width: how many times the hidden units every block gets; a larger width brings the network nearer. 1 by default.
-        keep: names of gates that stay smooth, or how many. None by default.
+        keep: names of gates that stay smooth. None by default.
         evaluation_data: a second set, in the same forms, on which the networks are compared; the same on every process.
             A warning counts the samples that are also in `data`.
         options: the other options, and defaults of the options above.

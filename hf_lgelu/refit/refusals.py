@@ -117,16 +117,13 @@ def require_gates(model: nn.Module, inputs: Inputs, config: ConversionConfig) ->
         kinds = f"gate of kind {', '.join(config.kinds)}" if config.kinds else "gate that conversion takes"
         raise ValueError(f"{type(model).__name__} has no {kinds}{advice}")
     if isinstance(keep, str):  # each of its letters would be taken for a name
-        raise TypeError(f"keep must be a sequence of names such as [{keep!r}], or a number of gates, got {keep!r}")
-    unknown = [] if isinstance(keep, int) else sorted(map(str, set(keep) - set(gates)))
+        raise TypeError(f"keep must be a sequence of names such as [{keep!r}], got {keep!r}")
+    unknown = sorted(set(keep) - set(gates))
     if unknown:
         raise ValueError(
             f"keep: no gate is named {', '.join(unknown)}; there are {', '.join(gates[:4])}"
             + (" and so on" if len(gates) > 4 else "")
         )
-    count = keep if isinstance(keep, int) else len(set(keep))
-    if not 0 <= count < len(gates):
-        raise ValueError(f"keep: of {len(gates)} gates 0 to {len(gates) - 1} can stay as they are, got {count}")
 
 
 def can_take_steps(model: nn.Module) -> bool:

@@ -1,7 +1,6 @@
 """The gates to exchange, the common task of all rungs, and the result of a rung."""
 
 import logging
-import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -23,8 +22,8 @@ from hf_lgelu.networks.outputs import OutputReader, Outputs
 from hf_lgelu.networks.run import run_example
 from hf_lgelu.networks.sites import SMOOTH_KINDS, ActivationSite, check_kinds, find_sites
 from hf_lgelu.processes import each_has
-from hf_lgelu.refit.config import SAMPLES_TO_RANK, ConversionConfig
-from hf_lgelu.refit.folds import Folds, evenly, load_own
+from hf_lgelu.refit.config import ConversionConfig
+from hf_lgelu.refit.folds import Folds
 from hf_lgelu.refit.refusals import ConversionRefusedError
 from hf_lgelu.refit.report import Evaluation, LayerRefit
 
@@ -58,18 +57,14 @@ class Exchange:
 
 
 def choose_exchange(read: OutputReader, folds: Folds, config: ConversionConfig) -> Exchange:
-    """The exchange that the options ask for. If `keep` is a number, the costliest gates stay.
+    """The exchange that the options ask for.
 
     A Softplus with no linear map after it stays, too: it makes a scale positive, and ReLU would give zeros. Raises
     ValueError where all gates stay, and ConversionRefusedError where a gate works in place on an input that is used
     again, because a recording has no in-place operations.
     """
-    model, kinds, keep = read.model, check_kinds(config.kinds or SMOOTH_KINDS), config.keep
-    sites = find_sites(model, kinds)
-    if isinstance(keep, int) and keep:
-        dearest = list(swap_costs(read, folds, Exchange(kinds, ())))[:keep]
-        keep = [site.name for site in sites if site.name in dearest]
-    exchange = Exchange(kinds, tuple(dict.fromkeys(keep or ())))
+    model = read.model
+    exchange = Exchange(check_kinds(config.kinds or SMOOTH_KINDS), tuple(dict.fromkeys(config.keep)))
     sites = exchange.sites(model)
     if any(site.kind == "softplus" for site in sites):
         recording = exchange.recordings(read).of(folds.first)
@@ -87,25 +82,6 @@ def choose_exchange(read: OutputReader, folds: Folds, config: ConversionConfig) 
             "maps after it cannot be refitted. Give it inplace=False if the code means the input, not the gate's output"
         )
     return exchange
-
-
-def swap_costs(read: OutputReader, folds: Folds, exchange: Exchange) -> dict[str, float]:
-    """{gate: distance of the outputs from the original's when it alone becomes ReLU}, the dearest first.
-
-    No weight is refitted, so a conversion costs less: the order counts. The distance is measured on some samples, in a
-    forward pass for each gate and one more. Outputs that are not finite are infinitely far.
-    """
-    names = [site.name for site in exchange.sites(read.model)]
-
-    def with_one(name: str, inputs: Any) -> Outputs:
-        with replace(exchange, keep=tuple(each for each in names if each != name)).plain_swap(read.model).applied():
-            return read(inputs)
-
-    batches = load_own(evenly(folds.spread, math.ceil(SAMPLES_TO_RANK / len(folds.first))))
-    runs: dict[str, Callable[[Any], Outputs]] = {name: partial(with_one, name) for name in names}
-    _, compared = compare_outputs(read, runs, batches, over_processes=True)
-    costs = {name: compared[name].distance.value for name in names}
-    return dict(sorted(costs.items(), key=lambda entry: entry[1], reverse=True))
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,16 @@ def test_no_local_path_is_in_what_is_pushed(converted, place):
 
 
 def test_a_gate_is_kept_and_fewer_rows_and_no_second_set_are_said(place, tmp_path, call):
-    words = ("convert", place / "gelu", "--data", place / "rows.csv", "--keep", 1, "--max_samples", 40)
+    words = (
+        "convert",
+        place / "gelu",
+        "--data",
+        place / "rows.csv",
+        "--keep",
+        "layers.0.activation",
+        "--max_samples",
+        40,
+    )
     status, said, errors = call(*words, "--output_dir", tmp_path / "relu", "--disable_tqdm")
     assert (status, errors) == (0, "")
     assert "gates that stayed smooth: `" in said
@@ -167,7 +176,6 @@ def test_a_dry_run_says_what_would_be_done_and_writes_nothing(place, test_rows, 
     assert "MLPForClassification, GELUActivation × 2" in said
     assert "2 of 2 gates would be converted with a refit of 2 linear maps" in said
     assert "--width 1.25" in said
-    assert "layers.0.activation" in next(line for line in said.splitlines() if "cost most" in line)
     model = load_checkpoint(place / "gelu")
     x, smooth = features, model(features).logits.double().log_softmax(-1)
     for layer in model.layers:
@@ -419,7 +427,9 @@ def test_a_gate_of_a_sentence_encoder_is_kept(sentence_folder, tmp_path, call):
     import sentence_transformers
 
     model, texts = sentence_folder
-    words = ("convert", model, "--data", texts, "--keep", "1", "--output_dir", tmp_path / "relu", "--disable_tqdm")
+    network = sentence_transformers.SentenceTransformer(str(model), device="cpu")
+    gate = next(name for name, _ in network.named_modules() if name.endswith("intermediate_act_fn"))
+    words = ("convert", model, "--data", texts, "--keep", gate, "--output_dir", tmp_path / "relu", "--disable_tqdm")
     status, said, errors = call(*words)
     assert status == 0, errors
     assert "load it by hf_lgelu.from_pretrained(SentenceTransformer, folder)" in said
