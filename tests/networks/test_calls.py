@@ -384,7 +384,7 @@ class Own(PreTrainedModel):
 
 def test_a_kept_call_is_found_again_where_its_line_moved_and_refused_where_its_code_changed(x, tmp_path):
     own = module_of(OF_THE_HUB, tmp_path, "of_the_hub")
-    converted = hf_lgelu.convert_to_relu(own.Own(own.OwnConfig()), {"x": x}, keep=["called.0"]).model
+    converted = hf_lgelu.convert_to_relu(own.Own(own.OwnConfig()), {"x": x}, keep=["called.1"]).model
     converted.save_pretrained(tmp_path / "saved")
     expected, pickled = converted(x)["logits"], pickle.dumps(converted)
     moved = OF_THE_HUB.replace("        x = F.gelu", "        # a comment\n\n        x  =  F.gelu")
