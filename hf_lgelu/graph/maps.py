@@ -83,6 +83,10 @@ class AffineOperation:
         """Whether the weight is a stored tensor itself."""
         return self.weight is not None and not self.weight.views
 
+    def module_in(self, model: nn.Module) -> nn.Module:
+        """The module of a model that holds the weight."""
+        return model.get_submodule(self.weight_name.rpartition(".")[0])
+
     def weight_in(self, model: nn.Module) -> Tensor:
         """The weight in a model, (outputs, inputs), of a convolution (outputs, inputs of a group, *kernel)."""
         weight = cast(StoredValue, self.weight).read(model)

@@ -8,7 +8,7 @@ import copy
 import functools
 import gc
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import CellType, FunctionType, MethodType
 from typing import Any, TypeAlias, TypeVar
 
@@ -203,3 +203,17 @@ def compute_again(model: nn.Module, weights: list[ComputedWeight]) -> tuple[str,
         "removed, because it cannot give the refitted weights (a spectral norm bounds them). To load the result into "
         "your own class, build these layers without it",
     )
+
+
+def forget_quantizer(model: nn.Module) -> Iterator[str]:
+    """The changes of a model's configs, so that weights from a quantized file (GGUF) are saved as floats.
+
+    Changes `model` in place.
+    """
+    for name, module in model.named_modules():
+        if getattr(module, "hf_quantizer", None) is not None or getattr(module, "is_quantized", False):
+            module.hf_quantizer, module.is_quantized = None, False
+            config = getattr(module, "config", None)
+            if config is not None and getattr(config, "quantization_config", None) is not None:
+                del config.quantization_config
+                yield f"{name}.quantization_config removed".removeprefix(".") + ": the weights are floating point"

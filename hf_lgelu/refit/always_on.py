@@ -27,7 +27,7 @@ from hf_lgelu.networks.run import forward_pre_hooks, run_example
 from hf_lgelu.refit.folds import FoldBatch, Folds, evenly, load_own
 from hf_lgelu.refit.kinks import Kinks
 from hf_lgelu.refit.moments import Moments
-from hf_lgelu.refit.weights import add_constant, owner_of
+from hf_lgelu.refit.weights import add_constant
 from hf_lgelu.refit.widen import Block
 
 ALWAYS_ON = 8.0
@@ -55,7 +55,7 @@ def gather_inputs(model: nn.Module, fed_gates: Sequence[FedGate], batches: Seque
 
     with ExitStack() as hooks:
         for fed in fed_gates:
-            hooks.enter_context(forward_pre_hooks([owner_of(model, fed.before)], partial(see, fed)))
+            hooks.enter_context(forward_pre_hooks([fed.before.module_in(model)], partial(see, fed)))
         for batch in load_own(batches) if fed_gates else ():
             run_example(model, batch.inputs)
     return {site: total.reduce_over_processes() for site, total in sums.items()}

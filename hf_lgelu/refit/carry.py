@@ -23,7 +23,6 @@ from hf_lgelu.graph.recording import Recording, Recordings, Stage, gates_of, pla
 from hf_lgelu.networks.masks import DECODER_INPUTS, MASKS, is_of_sound, mask_over
 from hf_lgelu.processes import each_has, own_part
 from hf_lgelu.refit.folds import FoldBatch, Folds
-from hf_lgelu.refit.kinks import KINKS, rows_with_kinks
 from hf_lgelu.refit.moments import FitRows, Moments, widened
 from hf_lgelu.refit.ridge import held_out_once
 
@@ -39,6 +38,9 @@ POSITIONS_WITH_KINKS = 2**11
 
 MEMORY_LIMIT = 2 * 2**30
 """Bytes of carried values that stay in memory; the rest goes to the folder for temporary files."""
+
+KINKS = (0.0, *(sign * step / 5 for step in range(1, 6) for sign in (-1, 1)))
+"""The kinks that the gate before a depthwise map can get, in units of its input: five on each side of zero."""
 
 _HIDDEN = -1e30
 _TEXT_INPUTS = ("input_ids", "inputs_embeds")
@@ -242,14 +244,17 @@ class Carrier:
         rows = FitRows(torch.cat(inputs, dim=-1), residuals, originals, counted)
         if layer.depthwise_gate is None or len(kinks) == 1:
             return [rows]
-        at_gate = layer.from_gate[0].args[0]
-
-        def features_with(kink: float) -> Tensor:
+        at_gate, weight = layer.from_gate[0].args[0], first.operation.weight_in(self._converted)
+        weight = weight.reshape(*residuals.shape[1:], -1)
+        to_aim = widened(weight * first.scale.to(weight).view(len(weight), -1, 1))
+        by_kink = [rows]
+        for kink in kinks[1:]:
             values = ChainMap({at_gate: arrival.converted[at_gate] - kink}, arrival.converted)
             arrival.pair.run_converted(layer.from_gate, values, arrival.numbers)
-            return first.geometry.feature_rows(values[layer.from_gate[-1]], positions)
-
-        return rows_with_kinks(rows, features_with, first.operation.weight_in(self._converted), first.scale)
+            features = first.geometry.feature_rows(values[layer.from_gate[-1]], positions)
+            lost = torch.einsum("ngd,gmd->ngm", widened(rows.features - features), to_aim)
+            by_kink.append(rows._replace(features=features, residuals=residuals + lost))
+        return by_kink
 
     def _counted(self, arrival: _Arrival, first: LinearMap, positions: Tensor | None, rows: int) -> Tensor | None:
         """The mask (rows,) of a layer's rows that are not padding; None where all rows count."""

@@ -1,6 +1,6 @@
 """Kinks and slopes of the ReLUs that replace a gate, per channel: least squares on the gate's own inputs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 
 from hf_lgelu.processes import summed
-from hf_lgelu.refit.moments import FitRows, Moments, widened
-from hf_lgelu.refit.ridge import STRENGTHS, held_out_error
 
 Basis = Literal["relu", "constant", "line"]
 """The terms added to the ReLUs: none, b, or b + d·z."""
@@ -208,40 +206,3 @@ def share_out(fits: Sequence[Kinks], energies: Tensor, linear: Tensor, units: in
     ]
     copies = Copies(*(torch.cat(parts) for parts in zip(*added, strict=True)))
     return len(taken) - len(copied), counts, copies
-
-
-KINKS = (0.0, *(sign * step / 5 for step in range(1, 6) for sign in (-1, 1)))
-"""The kinks that the gate before a depthwise map can get, in units of its input: five on each side of zero."""
-
-
-def rows_with_kinks(
-    rows: FitRows, features_with: Callable[[float], Tensor], weight: Tensor, scale: Tensor
-) -> list[FitRows]:
-    """The rows of a depthwise map with each of the KINKS in the gate before it; `rows` are those without a kink.
-
-    `features_with` gives the features for a kink. `scale` is ∂aim/∂output of the map with this `weight`, per channel.
-    """
-    weight = weight.reshape(*rows.residuals.shape[1:], -1)
-    weight = weight * scale.to(weight).view(weight.shape[0], -1, 1)
-    by_kink = [rows]
-    for kink in KINKS[1:]:
-        features = features_with(kink)
-        lost = torch.einsum("ngd,gmd->ngm", widened(rows.features - features), widened(weight))
-        by_kink.append(rows._replace(features=features, residuals=rows.residuals + lost))
-    return by_kink
-
-
-@torch.no_grad()
-def nearest_kinks(sums: Sequence[Sequence[Moments]], *, intercept: bool) -> tuple[list[Moments], Tensor]:
-    """(the folds with the kink of least held-out error in each group, these kinks (g,)).
-
-    `sums` are the folds for each of the KINKS. The ridge has the weakest strength.
-    """
-    errors = torch.stack([held_out_error(every, STRENGTHS[0], intercept=intercept) for every in sums])
-    nearest = errors.argmin(0)
-    groups = torch.arange(len(nearest), device=nearest.device)
-    folds: list[Moments] = []
-    for fold in zip(*sums, strict=True):
-        alike = zip(*(choice.sums for choice in fold), strict=True)
-        folds.append(Moments(fold[0].count, *(torch.stack(choices)[nearest, groups] for choices in alike)))
-    return folds, torch.tensor(KINKS, dtype=torch.float64, device=nearest.device)[nearest]

@@ -4,23 +4,23 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 
+import torch
 from torch import nn
 
 from hf_lgelu.formats import counted
 from hf_lgelu.graph.layers import Layer, Layers, last_biases
 from hf_lgelu.graph.recording import Recording, Recordings
-from hf_lgelu.models.copies import independent_copy
+from hf_lgelu.models.copies import forget_quantizer, independent_copy
 from hf_lgelu.networks.outputs import SCORES
-from hf_lgelu.refit.carry import Carrier
+from hf_lgelu.refit.carry import KINKS, Carrier
 from hf_lgelu.refit.folds import load_own
-from hf_lgelu.refit.kinks import nearest_kinks
 from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.output_loss import fit_last_biases
 from hf_lgelu.refit.refusals import WHERE_NOT_FINITE, ConversionRefusedError
 from hf_lgelu.refit.report import ENOUGH_ROWS, LayerRefit
-from hf_lgelu.refit.ridge import STRENGTHS, WEAKER, RidgeFit, fit_ridge
+from hf_lgelu.refit.ridge import STRENGTHS, WEAKER, RidgeFit, fit_ridge, nearest_features
 from hf_lgelu.refit.task import Student, Task
-from hf_lgelu.refit.weights import add_constant, forget_quantizer, write_refit
+from hf_lgelu.refit.weights import add_constant, write_refit
 from hf_lgelu.refit.widen import WiderOriginal
 
 Writes = Mapping[int | None, Sequence[Callable[[nn.Module], None]]]
@@ -78,7 +78,8 @@ class Refit:
                 folds, *with_kinks = carrier.moments(index)
                 _require_finite(layer, folds)
                 if (gate := layer.depthwise_gate) is not None and with_kinks and len(folds) > 1:
-                    folds, kinks = nearest_kinks([folds, *with_kinks], intercept=layer.has_intercept)
+                    folds, nearest = nearest_features([folds, *with_kinks], intercept=layer.has_intercept)
+                    kinks = torch.tensor(KINKS, dtype=torch.float64)[nearest.cpu()]
                     add_constant(student, gate.before, slice(None), -kinks / gate.scale.to(kinks), None)
                 # Ridge, written into the student. The carrier then runs the layer's maps again, and carries on.
                 fit = _solved(layer, folds)

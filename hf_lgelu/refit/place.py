@@ -47,7 +47,7 @@ from hf_lgelu.refit.layerwise import Refit, Writes
 from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.refusals import ConversionRefusedError
 from hf_lgelu.refit.task import Task
-from hf_lgelu.refit.weights import add_constant, owner_of
+from hf_lgelu.refit.weights import add_constant
 from hf_lgelu.refit.widen import Block, WiderOriginal, find_blocks, widen_original
 
 PLACEMENT_ROWS = 4096
@@ -168,7 +168,7 @@ def gather_placements(
         hooks.enter_context(calls_seen(gates, see))
         for fed in fed_gates:
             for other in fed.maps[1:]:  # a half with other uses is left out: its calls cannot be told apart
-                hooks.enter_context(forward_hooks([owner_of(model, other)], partial(see_half, fed)))
+                hooks.enter_context(forward_hooks([other.module_in(model)], partial(see_half, fed)))
         for batch in load_own(folds.spread):
             run_example(model, batch.inputs)
             for site, total in sums.items():
@@ -229,7 +229,7 @@ def write_copies(
             bias[new] = (bias[sources].double() * size).to(bias.dtype)
             operation.bias.write(converted, bias)
         if not operation.mixes:  # the statistics of a BatchNorm
-            for statistic in (each for each in owner_of(converted, operation).buffers(recurse=False) if each.ndim):
+            for statistic in (each for each in operation.module_in(converted).buffers(recurse=False) if each.ndim):
                 statistic[new] = statistic[sources]
     add_constant(converted, block.fed.before, new, -kinks * slopes.abs(), direction)
     columns[:, new] = columns[:, sources] * slopes.sign().to(columns.dtype).view(-1, *[1] * (columns.ndim - 2))

@@ -209,13 +209,26 @@ def _judged_outputs(parts: Sequence[_Deviations]) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def held_out_error(folds: Sequence[Moments], strength: float, *, intercept: bool) -> Tensor:
-    """(g,) Σ‖r − Δx − δb‖² over all rows: each fold's rows by a ridge of one strength on the other folds."""
-    total, error = reduce(operator.add, folds), torch.zeros_like(folds[0].residual_square)
-    for held_out in folds:
-        fitted = _Deviations.of(total - held_out, intercept).solve(strength)
-        error += _Deviations.of(held_out.copy(), intercept).squared_error(*fitted)
-    return error.sum(1)
+def nearest_features(sums: Sequence[Sequence[Moments]], *, intercept: bool) -> tuple[list[Moments], Tensor]:
+    """(the folds with the features of least held-out error in each group, the number (g,) of these features).
+
+    `sums` are the folds with one kind of features after another. Each fold's rows are judged by a ridge of the weakest
+    strength on the other folds.
+    """
+    errors = []
+    for folds in sums:
+        total, error = reduce(operator.add, folds), torch.zeros_like(folds[0].residual_square)
+        for held_out in folds:
+            fitted = _Deviations.of(total - held_out, intercept).solve(STRENGTHS[0])
+            error += _Deviations.of(held_out.copy(), intercept).squared_error(*fitted)
+        errors.append(error.sum(1))
+    nearest = torch.stack(errors).argmin(0)
+    groups = torch.arange(len(nearest), device=nearest.device)
+    chosen = []
+    for fold in zip(*sums, strict=True):
+        alike = zip(*(features.sums for features in fold), strict=True)
+        chosen.append(Moments(fold[0].count, *(torch.stack(features)[nearest, groups] for features in alike)))
+    return chosen, nearest
 
 
 def _scale(spread: Tensor, size: Tensor) -> Tensor:

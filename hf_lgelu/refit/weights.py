@@ -1,6 +1,5 @@
 """A refit written into the network: weights in the layout of each layer, biases, and the BatchNorm after a map."""
 
-from collections.abc import Iterator
 from operator import attrgetter
 from typing import cast
 
@@ -17,20 +16,6 @@ from hf_lgelu.refit.ridge import RidgeFit
 # A norm or a LayerScale after the map may scale a channel down. Below this share of the largest scale the channel is
 # left alone: correcting it would take weights a thousand times larger, which float16 and int8 cannot hold.
 _DEAD = 1e-3
-
-
-def forget_quantizer(model: nn.Module) -> Iterator[str]:
-    """The changes of a model's configs, so that weights from a quantized file (GGUF) are saved as floats.
-
-    Changes `model` in place.
-    """
-    for name, module in model.named_modules():
-        if getattr(module, "hf_quantizer", None) is not None or getattr(module, "is_quantized", False):
-            module.hf_quantizer, module.is_quantized = None, False
-            config = getattr(module, "config", None)
-            if config is not None and getattr(config, "quantization_config", None) is not None:
-                del config.quantization_config
-                yield f"{name}.quantization_config removed".removeprefix(".") + ": the weights are floating point"
 
 
 @torch.no_grad()
@@ -102,11 +87,6 @@ def _recentre(student: nn.Module, recording: Recording, consumer: LinearMap, mom
     weight.copy_(factor * (new_variance + epsilon).sqrt())
     mean.copy_(new_mean)
     variance.copy_(new_variance)
-
-
-def owner_of(model: nn.Module, operation: AffineOperation) -> nn.Module:
-    """The module that holds the weight of a map."""
-    return model.get_submodule(operation.weight_name.rpartition(".")[0])
 
 
 @torch.no_grad()

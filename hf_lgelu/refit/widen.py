@@ -22,7 +22,6 @@ from hf_lgelu.models.config_keys import ConfigChange, UnsupportedConfigError, co
 from hf_lgelu.models.copies import independent_copy
 from hf_lgelu.models.surgery import plan_configs, write_configs
 from hf_lgelu.refit.kinks import MOST_KINKS
-from hf_lgelu.refit.weights import owner_of
 
 _SIZES: dict[type[nn.Module], tuple[str, ...]] = {
     nn.Linear: ("out_features", "in_features"),
@@ -149,7 +148,7 @@ def widen_original(model: nn.Module, recording: Recording, layers: Layers, budge
 def blocks_to_widen(model: nn.Module, recording: Recording, layers: Layers) -> list[Block]:
     """The blocks that can have more units. Only shapes decide this: a config may have no key of the width."""
     blocks = find_blocks(recording, layers.layers, layers.fed_gates)
-    return [block for block in blocks if all(_sizes(owner_of(model, operation)) for operation in block.maps)]
+    return [block for block in blocks if all(_sizes(operation.module_in(model)) for operation in block.maps)]
 
 
 def padded(
@@ -166,7 +165,7 @@ def padded(
         _pad(wide, block.down.operation, block.down.operation.input_axis, extra[block.fed.site])
         if biases and block.fed.before.bias is None:  # families have biases in all maps of a block, or in none
             for operation in (each for each in block.maps if each.bias is None):
-                weight, module = wide.get_parameter(operation.weight_name), owner_of(wide, operation)
+                weight, module = wide.get_parameter(operation.weight_name), operation.module_in(wide)
                 if getattr(module, "bias", False) is not None:
                     raise UnsupportedConfigError(
                         f"{type(module).__name__} at {operation.weight_name} cannot be given a bias"
@@ -178,7 +177,7 @@ def padded(
 
 def _pad(wide: nn.Module, operation: AffineOperation, axis: Any, extra: int) -> None:
     """Add `extra` zeros along an axis of the weight, and to the bias where that axis counts outputs."""
-    module, is_output = owner_of(wide, operation), axis == operation.output_axis
+    module, is_output = operation.module_in(wide), axis == operation.output_axis
     axes = {operation.weight_name: axis} | ({operation.bias.name: 0} if operation.bias and is_output else {})
     for parameter, along in axes.items():
         owner, _, attribute = parameter.rpartition(".")

@@ -16,11 +16,11 @@ from torch import nn
 from transformers import LlamaForCausalLM
 
 from hf_lgelu import ConversionRefusedError, compare_networks, convert_to_relu
+from hf_lgelu.models.copies import forget_quantizer
 from hf_lgelu.networks.batches import Batch
 from hf_lgelu.networks.outputs import OutputReader
 from hf_lgelu.refit.refusals import why_not_writable
 from hf_lgelu.refit.task import evaluate_conversion
-from hf_lgelu.refit.weights import forget_quantizer
 
 
 def llama():
