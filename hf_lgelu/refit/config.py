@@ -32,12 +32,15 @@ RUNGS = {
         Rung(
             "distill",
             takes_steps=True,
+            # The rung has chosen the nearest of eight looks on these samples, so their mean falls even without any
+            # effect. In 4,000 random walks (19 to 256 samples, normal or lognormal steps) it fell in 80 %. It fell by
+            # one standard error in 34 to 40 %, and by two in 4 to 8 %.
             standard_errors=2.0,
             on_the_card="then all weights but embedding tables took steps of Adam towards its outputs",
         ),
     )
 }
-"""In the order in which they are tried; `hf_lgelu.refit.ladder` has the class of each."""
+"""In the order in which they are tried; `hf_lgelu.refit.convert` has the class of each."""
 
 EFFORTS = tuple(RUNGS)
 

@@ -22,7 +22,7 @@ def test_the_ridge_behind_a_placed_gate_is_that_of_its_new_features(monkeypatch)
     model = nn.Sequential(nn.Linear(3, 40), nn.GELU(), nn.Linear(40, 4)).double()
     model[0].weight.data *= 3
     inputs = torch.randn(400, 3, dtype=torch.float64)
-    monkeypatch.setattr("hf_lgelu.refit.ladder.is_nearer", lambda *gaps: True)  # the second rung is looked at here
+    monkeypatch.setattr("hf_lgelu.refit.convert.is_nearer", lambda *gaps: True)  # the second rung is looked at here
     converted, report = convert_to_relu(model, inputs, effort="place")
     assert [step.effort for step in report.steps] == ["refit", "place"]
     assert report.steps[1].is_kept, report.steps

@@ -214,13 +214,13 @@ def errors_of(distance):
 
 
 def test_raw_maps_are_converted_as_the_scores_and_boxes_that_they_are(monkeypatch):
-    monkeypatch.setattr("hf_lgelu.refit.ladder.is_nearer", lambda *given: True)  # the later rung is kept
+    monkeypatch.setattr("hf_lgelu.refit.convert.is_nearer", lambda *given: True)  # the later rung is kept
     net, pictures = load(), torch.rand(96, 3, 32, 32)
-    options = {"distill_steps": 8, "keep": 2}
+    options = {"distill_steps": 8}
     found, report = convert_with(net, pictures, outputs=["1"], box_channels=4 * BINS, **options)
     expected, of_wrapped = convert_with(Wrapped(net), pictures, **options)
     assert report.outputs == ("logits", "pred_boxes")
-    assert [name.removeprefix("net.") for name in of_wrapped.kept] == [*report.kept]
+    assert [name.removeprefix("net.") for name in of_wrapped.gates] == [*report.gates]
     for name, value in found.state_dict().items():
         torch.testing.assert_close(value, expected.net.state_dict()[name], rtol=1e-4, atol=1e-5)
     assert errors_of(report.held_out.refitted) == pytest.approx(errors_of(of_wrapped.held_out.refitted), rel=1e-3)

@@ -165,7 +165,7 @@ class InPlace(nn.Module):
 
 
 def test_what_is_written_over_in_place_is_none_of_what_was_computed_before(monkeypatch):
-    monkeypatch.setattr("hf_lgelu.refit.ladder.is_nearer", lambda *gaps: True)
+    monkeypatch.setattr("hf_lgelu.refit.convert.is_nearer", lambda *gaps: True)
     converted = []
     for in_place in (False, True):
         torch.manual_seed(0)
@@ -346,7 +346,7 @@ class SharedHalf(nn.Module):
 
 @pytest.mark.parametrize("is_one_module", [True, False])
 def test_half_of_a_gated_unit_that_another_one_uses_too_stays_as_it_is(is_one_module, monkeypatch):
-    monkeypatch.setattr("hf_lgelu.refit.ladder.is_nearer", lambda *gaps: True)  # every rung is looked at here
+    monkeypatch.setattr("hf_lgelu.refit.convert.is_nearer", lambda *gaps: True)  # every rung is looked at here
     torch.manual_seed(0)
     model, inputs = drawn(SharedHalf(is_one_module)), rows(600, 4)
     with torch.no_grad():

@@ -12,7 +12,7 @@ from scipy import stats
 from hf_lgelu.comparing.comparison import NetComparison
 from hf_lgelu.networks.batches import Batch
 from hf_lgelu.networks.outputs import Outputs
-from hf_lgelu.refit.ladder import climb, is_nearer
+from hf_lgelu.refit.convert import climb, is_nearer
 
 
 @pytest.mark.parametrize("samples", [10, 19, 400])
