@@ -190,5 +190,5 @@ def preview_conversion(model: nn.Module, data: Any, config: ConversionConfig) ->
         lines += ["ReLU in their place, without a refit:", *text_table(*table, text_columns=1)]
         with exchange.plain_swap(model).applied():
             lines += [f"still smooth: {call}" for call in still_smooth(model, task.folds)]
-        lines += [f"warning: with ReLU in its config, {text}" for text in runtime_warnings(model)]
+        lines += [f"warning: {text}" for text in runtime_warnings(model)]
         return "\n".join([*lines, *(f"warning: {text}" for text in task.warnings)])

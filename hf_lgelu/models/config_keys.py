@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -27,6 +27,8 @@ from hf_lgelu.networks.rewrite import own_class
 from hf_lgelu.networks.run import NOT_TAKEN
 from hf_lgelu.networks.sites import SMOOTH_KINDS, computes_same, find_sites, is_activation, kind_of, uncompiled_name
 from hf_lgelu.registry import TIMM, TIMM_TABLE
+
+Content = TypeVar("Content")
 
 GUARDS_KEY = "lambda_gelu_guards"
 """{key with its steps joined by dots: [value for the plain network, guard]}."""
@@ -209,6 +211,41 @@ def apply_changes(config: PreTrainedConfig, changes: Sequence[ConfigChange]) -> 
     changed = copy.deepcopy(config)
     write_changes(changed, changes)
     return type(changed).from_dict(changed.to_dict())
+
+
+ConfigPlans: TypeAlias = list[tuple[PreTrainedModel, list[ConfigChange]]]
+"""The planned changes of the configs in one model, by the models that own these configs."""
+
+
+def plan_configs(
+    model: nn.Module,
+    at_sites: Mapping[str, Content],
+    plan: Callable[[PreTrainedModel, dict[str, Content]], list[ConfigChange]] | None,
+) -> ConfigPlans:
+    """The changes that `plan` gives for each model that owns a config and has a site; [] without `plan`.
+
+    `plan` takes the model and {name of a site in this model: content of `at_sites`}.
+    """
+    if plan is None:
+        return []
+    plans: ConfigPlans = []
+    for name, root in pretrained_roots(model):
+        prefix = f"{name}." if name else ""
+        inside = {
+            uncompiled_name(site.removeprefix(prefix)): content
+            for site, content in at_sites.items()
+            if site.startswith(prefix)
+        }
+        if inside:
+            plans.append((root, plan(root, inside)))
+    return plans
+
+
+def write_configs(plans: ConfigPlans) -> tuple[ConfigChange, ...]:
+    """The planned changes, after they are made in the configs."""
+    for root, changes in plans:
+        write_config_changes(root, changes)
+    return tuple(change for _, changes in plans for change in changes)
 
 
 def write_config_changes(model: PreTrainedModel, changes: list[ConfigChange]) -> None:
@@ -441,46 +478,31 @@ def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
-_IGNORES = "ignores the activation that the config of a {} names, and computes another network"
-_REFUSES = "refuses the config of a {} that names another activation than the family's own"
-_DROPS_BIASES = "has no biases in the feed-forward blocks of a {}, and computes another network if biases were added"
-
-RUNTIMES: dict[str, dict[str, str]] = {
-    # python/ctranslate2/converters/transformers.py of OpenNMT/CTranslate2, 001b942
-    "CTranslate2": dict.fromkeys(("llama", "falcon", "mpt"), _IGNORES),
-    # src/models/gpt2.cpp, bert.cpp and llama.cpp of ggml-org/llama.cpp, 82234e0, 0820f21 and 069be0a, name GELU or SiLU
-    # whatever the config says (falcon: Tiiny-AI/PowerInfer#189)
-    "llama.cpp": dict.fromkeys(("gpt2", "bert", "llama", "falcon"), _IGNORES),
-    # mlx_lm/models/llama.py of ml-explore/mlx-lm, d78bf58e
-    "MLX": {"llama": _IGNORES},
-    # python/sglang/srt/models/llama.py of sgl-project/sglang, 0023954
-    "SGLang": {"llama": _REFUSES},
-    # server/text_generation_server/models/custom_modeling/flash_llama_modeling.py of
-    # huggingface/text-generation-inference, 0036084
-    "TGI": {"llama": _DROPS_BIASES},
-    # vllm/model_executor/models/llama.py of vllm-project/vllm, 0035bdf
-    "vLLM": {"llama": _REFUSES},
+_PROGRAMS = {
+    "bert": "llama.cpp",
+    "falcon": "CTranslate2 and llama.cpp",
+    "gpt2": "llama.cpp",
+    "llama": "CTranslate2, llama.cpp, MLX and TGI",
+    "mpt": "CTranslate2",
 }
-"""{program: {model_type of transformers: what it does}} of programs that do not compute the activation in the config,
-mostly without an error. Other families are honoured or unknown: docs/deploy.md."""
+"""{model_type of transformers: programs that compute another network than its config says}; sources: docs/deploy.md."""
 
 
 def runtime_warnings(model: nn.Module) -> tuple[str, ...]:
-    """A sentence for each program that does not compute another activation than the family's own.
+    """A sentence about programs that compute another network, for each family in a model that some are known for.
 
     Only language models and encoders without a head have sentences, because these programs run no others.
 
     >>> from transformers import GPT2Config, GPT2Model
     >>> from hf_lgelu.models.config_keys import runtime_warnings
-    >>> runtime_warnings(GPT2Model(GPT2Config(n_layer=1, n_head=1, n_embd=8)))
-    ('llama.cpp ignores the activation that the config of a gpt2 names, and computes another network',)
+    >>> runtime_warnings(GPT2Model(GPT2Config(n_layer=1, n_head=1, n_embd=8)))[0][:43]
+    "in llama.cpp, a gpt2 has its family's own a"
     """
-    roots = [root for _, root in pretrained_roots(model) if isinstance(root, PreTrainedModel)]
-    run = (root.config for root in roots if root.can_generate() or root.base_model is root)
-    model_types = dict.fromkeys(held.model_type for config in run for _, held in held_configs(config))
+    run = (root.config for _, root in pretrained_roots(model) if root.can_generate() or root.base_model is root)
+    families = dict.fromkeys(held.model_type for config in run for _, held in held_configs(config))
     return tuple(
-        f"{program} {families[model_type].format(model_type)}"
-        for model_type in model_types
-        for program, families in RUNTIMES.items()
-        if model_type in families
+        f"in {_PROGRAMS[family]}, a {family} has its family's own activation and biases whatever the config says: "
+        "another network, without an error"
+        for family in families
+        if family in _PROGRAMS
     )
