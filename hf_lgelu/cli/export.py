@@ -21,7 +21,7 @@ from hf_lgelu.cli.compare import conversion_options, print_table
 from hf_lgelu.cli.data import Rows
 from hf_lgelu.cli.inputs import read_rows, tokenizer_of
 from hf_lgelu.cli.onnx_file import quantize_file
-from hf_lgelu.export.card import top_table, write_card
+from hf_lgelu.export.card import top_table, write_export_card
 from hf_lgelu.export.comparison import NetworkComparison
 from hf_lgelu.export.int8 import INT8_FILE, Int8RefusedError, export_int8
 from hf_lgelu.export.onnx_export import ONNX_FILE, OPSET, OnnxReport, export_onnx, save_beside_onnx
@@ -79,8 +79,7 @@ def _export_plain(
         exported = read_checkpoint(str(folder), **arguments.reading).network
         original, other = print_table(checkpoint.network, exported, rows, str(folder), arguments).rows
         top = "" if other.distance is None else top_table(original.metrics, {"this model": other.distance})
-    license, repo_id = arguments.license, arguments.push_to_hub
-    write_card(checkpoint.model, folder, report=report, top=top, license=license, repo_id=repo_id)
+    write_export_card(report, folder, top=top, license=arguments.license, repo_id=arguments.push_to_hub)
     return report
 
 

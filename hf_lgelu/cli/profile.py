@@ -7,7 +7,8 @@ from pathlib import Path
 from hf_lgelu.cli.arguments import ProfileArguments
 from hf_lgelu.cli.checkpoint import read_checkpoint
 from hf_lgelu.files import save_picture
-from hf_lgelu.models.hardening import hardness_profile, is_hardened, learned_hardness, swap_errors
+from hf_lgelu.models.hardening import gates_by_site, is_hardened
+from hf_lgelu.networks.sites import require_lambda_gelu
 
 
 def profile(arguments: ProfileArguments) -> None:
@@ -21,17 +22,16 @@ def profile(arguments: ProfileArguments) -> None:
     if arguments.plot and not history.is_file():
         raise ValueError(f"--plot needs a checkpoint of Trainer, as runs/checkpoint-104: there is no {history}")
     checkpoint = read_checkpoint(arguments.model, **arguments.reading)
-    hardness = hardness_profile(checkpoint.model)
-    errors = swap_errors(checkpoint.model, hardness)
-    learned = learned_hardness(checkpoint.model)
-    moved = any(abs(learned[gate] - value) > 1e-4 * value for gate, value in hardness.items())
-    width = max(4, *map(len, hardness))
+    require_lambda_gelu(checkpoint.model)
+    gates = gates_by_site(checkpoint.model)
+    moved, width = any(gate.is_moved for gate in gates.values()), max(4, *map(len, gates))
     print(f"{'gate':{width}}  {'λ':>10}  {'κ/λ':>8}{'   learned λ' if moved else ''}")
-    for gate, value in hardness.items():
-        print(f"{gate:{width}}  {value:10.4g}  {errors[gate]:8.2g}{f'  {learned[gate]:10.4g}' if moved else ''}")
+    for name, gate in gates.items():
+        learned = f"  {gate.learned:10.4g}" if moved else ""
+        print(f"{name:{width}}  {gate.hardness:10.4g}  {gate.swap_error:8.2g}{learned}")
     print(f"hardened: {'yes' if is_hardened(checkpoint.model) else 'no'}")
     if arguments.plot:
-        plot_hardness(history, hardness, arguments.plot)
+        plot_hardness(history, {name: gate.hardness for name, gate in gates.items()}, arguments.plot)
         print(f"λ over the epochs: {arguments.plot}")
 
 

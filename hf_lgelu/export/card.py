@@ -4,7 +4,6 @@ Each has a template beside this file. What stands in a template and is not given
 """
 
 import json
-import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -22,15 +21,15 @@ from transformers import PreTrainedModel
 from transformers.modelcard import TASK_MAPPING
 from yaml import YAMLError
 
-from hf_lgelu.activation.gates import GATES, check_gate
-from hf_lgelu.activation.hardness import swap_error_bound
+from hf_lgelu.activation.gates import check_gate
 from hf_lgelu.comparing.distance import Distance, networks_table
 from hf_lgelu.environment import hardware, package_versions
 from hf_lgelu.files import whole_file
 from hf_lgelu.formats import markdown_table, percent, quoted, score, significant
 from hf_lgelu.models import mlp
-from hf_lgelu.models.hardening import hardness_profile, learned_hardness
+from hf_lgelu.models.hardening import GateHardness, gates_by_site
 from hf_lgelu.models.record import RECORD_KEY
+from hf_lgelu.networks.sites import require_lambda_gelu
 from hf_lgelu.refit.config import RUNGS
 from hf_lgelu.refit.report import ConversionReport, evaluations, gates_in_words, what_was_done
 
@@ -49,29 +48,13 @@ MODULES_FILE = "modules.json"
 SENTENCE_SETTINGS = "config_sentence_transformers.json"
 """Where a checkpoint of sentence-transformers has the name of its class."""
 
-_MLP = """\
-import torch
-from safetensors.torch import load_file
-
-weights = load_file("model.safetensors")
-modules = []
-for name in [*(f"layers.{{i}}.linear" for i in range({layers})), "classifier"]:
-    linear = torch.nn.Linear(*weights[f"{{name}}.weight"].T.shape)
-    linear.load_state_dict({{part: weights[f"{{name}}.{{part}}"] for part in ("weight", "bias")}})
-    modules += [linear, torch.nn.{activation}]
-model = torch.nn.Sequential(*modules[:-1]).eval()"""
-
-# By the endings of classes that transformers' table does not have: those of this package and of sentence-transformers,
-# and new or rare ones of transformers.
+# Classes that transformers' table does not have.
 _OTHER_TASKS = {
-    "MLPForClassification": "tabular-classification",
+    _MLP_CLASS: "tabular-classification",
     "SentenceTransformer": "sentence-similarity",
     "SparseEncoder": "feature-extraction",
     "CrossEncoder": "text-ranking",
-    "ForCausalLM": "text-generation",
-    "LMHeadModel": "text-generation",
-    "ForImageClassification": "image-classification",
-    "ForSequenceClassification": "text-classification",
+    "TimmWrapperForImageClassification": "image-classification",
 }
 
 TEMPLATE, _CONVERSION_TEMPLATE = (
@@ -83,13 +66,11 @@ TEMPLATE, _CONVERSION_TEMPLATE = (
 class CheckpointFacts:
     """The facts of a checkpoint that decide how it is loaded.
 
-    `layers` are the hidden layers of an `MLPForClassification`; `needs_package` says that the config alone does not
-    build the network (`from_pretrained`). A checkpoint of sentence-transformers is of one of SENTENCE_CLASSES, whatever
-    its encoder.
+    `needs_package` says that the config alone does not build the network (`from_pretrained`). A checkpoint of
+    sentence-transformers is of one of SENTENCE_CLASSES, whatever its encoder.
     """
 
     model_class: str
-    layers: int | None = None
     needs_package: bool = False
 
     @property
@@ -101,7 +82,7 @@ class CheckpointFacts:
     def library(self) -> str:
         """The Hub's name of the library that loads it."""
         other = "sentence-transformers" if self.is_of_sentences else "transformers"
-        return "onnx" if self.model_class == ONNX_CLASS else other
+        return {ONNX_CLASS: "onnx", _MLP_CLASS: "hf_lgelu"}.get(self.model_class, other)
 
     @property
     def task(self) -> str | None:
@@ -110,7 +91,7 @@ class CheckpointFacts:
         for task, classes in reversed(TASK_MAPPING.items()):
             if any(self.model_class in ([name] if isinstance(name, str) else name) for name in classes.values()):
                 return task
-        return next((task for ending, task in _OTHER_TASKS.items() if self.model_class.endswith(ending)), None)
+        return _OTHER_TASKS.get(self.model_class)
 
 
 def facts_of_folder(folder: str | os.PathLike) -> CheckpointFacts:
@@ -121,11 +102,7 @@ def facts_of_folder(folder: str | os.PathLike) -> CheckpointFacts:
         name = sentence_class(Path(folder) / SENTENCE_SETTINGS)
     if not name.isidentifier():  # it becomes Python on the card
         raise ValueError(f"{folder} names no class of a model, but {name[:80]!r}; use save_pretrained")
-    return CheckpointFacts(
-        model_class=name,
-        layers=config.get("num_hidden_layers") if name == _MLP_CLASS else None,
-        needs_package=RECORD_KEY in config,
-    )
+    return CheckpointFacts(name, needs_package=RECORD_KEY in config)
 
 
 def sentence_class(settings: Path | None) -> str:
@@ -134,24 +111,18 @@ def sentence_class(settings: Path | None) -> str:
     return str(named.get("model_type", SENTENCE_CLASSES[0]))
 
 
-def loading_code(checkpoint: CheckpointFacts, where: str, activation: str | None) -> dict[str, str]:
+def loading_code(checkpoint: CheckpointFacts, where: str, *, is_plain: bool) -> dict[str, str]:
     """{"plain_code", "lgelu_code"}: Python that loads a checkpoint without this package, and with it; "" if none does.
 
-    `where` is a folder or Hub id. `activation` is the name of its gates in transformers; None if it needs this package.
+    `where` is a folder or Hub id. `is_plain` says that its config names gates that transformers has.
     """
-    name = checkpoint.model_class
+    name, package = checkpoint.model_class, checkpoint.library.replace("-", "_")
     if name == ONNX_CLASS:
         return {"plain_code": f'import onnxruntime\n\nsession = onnxruntime.InferenceSession("{where}/model.onnx")'}
-    package = checkpoint.library.replace("-", "_")
     load = name if checkpoint.is_of_sentences else f"{name}.from_pretrained"
     without = f'from {package} import {name}\n\nmodel = {load}("{where}")'
-    if name == _MLP_CLASS:
-        package = "hf_lgelu"
-        modules = {row.plain_names[0]: repr(row.plain_module()) for row in GATES.values()} | {"relu": "ReLU()"}
-        module = modules.get(activation or "", "").replace("approximate='none'", "")  # none of two gates
-        without = _MLP.format(layers=checkpoint.layers, activation=module) if module else ""
     own = f'import hf_lgelu\nfrom {package} import {name}\n\nmodel = hf_lgelu.from_pretrained({name}, "{where}")'
-    return {"plain_code": without if activation else "", "lgelu_code": own}
+    return {"plain_code": without if is_plain and name != _MLP_CLASS else "", "lgelu_code": own}
 
 
 def own_name(source: str) -> str:
@@ -170,21 +141,13 @@ def stated_licence(name_or_path: str) -> str | None:
 
 
 def write_card(
-    model: PreTrainedModel,
-    folder: str | os.PathLike,
-    *,
-    report: "CheckpointExport | None" = None,
-    top: str = "",
-    license: str | None = None,
-    repo_id: str | None = None,
+    model: PreTrainedModel, folder: str | os.PathLike, *, license: str | None = None, repo_id: str | None = None
 ) -> Path:
-    """Write README.md into a folder and return its path; `export_relu` and `export_gelu` do so by themselves.
+    """Write README.md into the folder of a model with λ-GELU, and return its path.
 
     Args:
         model: with λ-GELU, as it was trained.
-        folder: of `model`, or of what an export made of it.
-        report: of the export; None for the folder of `model` itself.
-        top: the table below the title, in Markdown.
+        folder: of `model`.
         license: the Hub's short name of it, such as "mit"; None takes that of the checkpoint's own card.
         repo_id: on the Hub, "user/name".
 
@@ -200,58 +163,60 @@ def write_card(
     ...     write_card(model, folder, license="mit").name
     'README.md'
     """
-    hardness = hardness_profile(model) if report is None else report.hardness
-    learned, source = learned_hardness(model), str(model.name_or_path)
-    is_moved = not all(math.isclose(learned[site], value, rel_tol=1e-4) for site, value in hardness.items())
-    card = render_card(
-        facts_of_folder(folder),
-        hardness,
-        {site: str(model.get_submodule(site).gate) for site in hardness},
-        name=own_name(source),
-        activation=None if report is None else report.activation,
-        repo_id=repo_id,
-        license=license or (stated_licence(source) if source else None),
-        top=top,
-        stages={"as learned": learned} if is_moved else None,
-        change=None if report is None else report.change,
-        smooth_calls=[] if report is None else report.smooth_calls,
-    )
+    require_lambda_gelu(model)
+    return _write(folder, gates_by_site(model), str(model.name_or_path), None, license, repo_id=repo_id)
+
+
+def write_export_card(
+    report: "CheckpointExport",
+    folder: str | os.PathLike,
+    *,
+    top: str = "",
+    license: str | None = None,
+    repo_id: str | None = None,
+) -> Path:
+    """Write README.md into the folder of an export, as `write_card` does; `top` is the table below its title."""
+    words = {"top": top, "change": report.change, "smooth_calls": report.smooth_calls, "repo_id": repo_id}
+    return _write(folder, report.gates, report.original, report.activation, license, **words)
+
+
+def _write(
+    folder: str | os.PathLike, gates: Mapping[str, GateHardness], original: str, activation: str | None,
+    license: str | None, **words: Any,
+) -> Path:  # fmt: skip
+    license = license or (stated_licence(original) if original else None)
+    name = own_name(original)
+    card = render_card(facts_of_folder(folder), gates, name=name, activation=activation, license=license, **words)
     return save_card(card, folder)
 
 
 def render_card(
-    checkpoint: CheckpointFacts,
-    hardness: Mapping[str, float],
-    gates: Mapping[str, str],
-    *,
-    name: str,
-    activation: str | None,
-    **words: Any,
+    checkpoint: CheckpointFacts, gates: Mapping[str, GateHardness], *, name: str, activation: str | None, **words: Any
 ) -> ModelCard:
     """The card of a network that was trained with λ-GELU; `words` are the template's, and arguments of `fill_card`.
 
-    `hardness` is {gate: λ}, `gates` {gate: its row of GATES}. `activation` stands in the place of the λ-gates: "relu",
-    or a plain activation, with λ in the weights; None for the network as it was trained.
+    `gates` are its λ-gates by site. `activation` stands in their place: "relu", or a plain activation, with λ in the
+    weights; None for the network as it was trained.
     """
     is_relu = activation == "relu"
-    rows = [check_gate(gate) for gate in dict.fromkeys(gates.values())]
-    low, high = (f"{value(hardness.values()):.4g}" for value in (min, max))
-    return fill_card(
-        TEMPLATE,
-        checkpoint,
-        f"{name}-{activation or 'lambda-gelu'}",
-        ["lambda-gelu", *(["relu", "relufication"] if is_relu else [])],
-        activation=activation,
-        is_relu=is_relu,
-        hardness=hardness,
-        learned=" and ".join(row.label for row in rows),
-        unlearned=" or ".join(row.plain_label for row in rows),
-        formulas="; ".join(f"{row.formula}: λ = 1 is {row.plain_label}, and λ → ∞ is ReLU" for row in rows),
-        span=f"λ = {low}" if low == high else f"λ from {low} to {high}",
-        bounds={site: swap_error_bound(value, gates[site]) for site, value in hardness.items()},
-        largest=max(row.swap_error for row in rows),
-        **words,
-    )
+    rows = [check_gate(gate) for gate in dict.fromkeys(gate.gate for gate in gates.values())]
+    hardness = [gate.hardness for gate in gates.values()]
+    low, high = (f"{value:.4g}" for value in (min(hardness), max(hardness)))
+    is_moved = any(gate.is_moved for gate in gates.values())
+    stages = {"as learned": {site: gate.learned for site, gate in gates.items()}} if is_moved else {}
+    given: dict[str, Any] = {
+        "stages": stages,
+        "is_relu": is_relu,
+        "gates": gates,
+        "learned": " and ".join(row.label for row in rows),
+        "unlearned": " or ".join(row.plain_label for row in rows),
+        "formulas": "; ".join(f"{row.formula}: λ = 1 is {row.plain_label}, and λ → ∞ is ReLU" for row in rows),
+        "span": f"λ = {low}" if low == high else f"λ from {low} to {high}",
+        "largest": max(row.swap_error for row in rows),
+    }
+    title = f"{name}-{activation or 'lambda-gelu'}"
+    tags = ["lambda-gelu", *(["relu", "relufication"] if is_relu else [])]
+    return fill_card(TEMPLATE, checkpoint, title, tags, activation=activation, **given | words)
 
 
 @dataclass(frozen=True)
@@ -327,7 +292,7 @@ def fill_card(
     entries = {"license": license, "library_name": checkpoint.library, "pipeline_tag": checkpoint.task, "tags": [*tags]}
     # The Hub wants a name next to results.
     data = ModelCardData(**entries, **header, model_name=title if "eval_results" in header else None)
-    words = loading_code(checkpoint, repo_id or "FOLDER", activation) | words
+    words = loading_code(checkpoint, repo_id or "FOLDER", is_plain=activation is not None) | words
     words |= {"license": license, "activation": activation, "title": plain(title)}
     words["model_class"] = checkpoint.model_class
     tools = {function.__name__: function for function in (plain, code, score, percent, quoted, significant)}

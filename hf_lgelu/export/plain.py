@@ -1,8 +1,7 @@
 """A checkpoint without λ-gates: with ReLU for hard gates, or with plain activations and λ in the maps around them."""
 
 import os
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -12,19 +11,19 @@ from transformers import PreTrainedModel
 from hf_lgelu.activation.gates import GATES
 from hf_lgelu.comparing.comparison import compare_models
 from hf_lgelu.comparing.distance import Distance
-from hf_lgelu.export.card import write_card
+from hf_lgelu.export.card import write_export_card
 from hf_lgelu.files import whole_folder
 from hf_lgelu.graph.maps import COPIES, RESHAPES, AffineOperation, read_affine
 from hf_lgelu.graph.recorder import operation_name
 from hf_lgelu.graph.recording import Recording
-from hf_lgelu.models.checkpoint import require_same_model, save_checkpoint
+from hf_lgelu.models.checkpoint import save_and_compare
 from hf_lgelu.models.config_keys import ConfigChange, combined, plan_config_changes, runtime_warnings
 from hf_lgelu.models.copies import changeable_module, independent_copy
-from hf_lgelu.models.hardening import MAX_SWAP_ERROR, hardness_profile, softest_gate
+from hf_lgelu.models.hardening import MAX_SWAP_ERROR, GateHardness, gates_by_site, softest_gate
 from hf_lgelu.models.record import forget_sites
 from hf_lgelu.models.surgery import exchange_activations, put_relu
-from hf_lgelu.networks.run import Inputs, forward_hooks, in_own_forward, random_inputs
-from hf_lgelu.networks.sites import LEARNED_KINDS, find_sites, lambda_gelu_modules
+from hf_lgelu.networks.run import Inputs, in_own_forward, random_inputs
+from hf_lgelu.networks.sites import LEARNED_KINDS, find_sites
 from hf_lgelu.networks.smooth_calls import SmoothCall, find_smooth_calls
 
 
@@ -32,38 +31,35 @@ from hf_lgelu.networks.smooth_calls import SmoothCall, find_smooth_calls
 class CheckpointExport:
     """The report of `export_relu` or `export_gelu`.
 
-    `activation`, by its name in transformers, stands where the λ-gates stood; `hardness` was the λ of each. `change` is
-    the change of the outputs on the example inputs, which `are_random` if none were given. `warnings` name programs
-    that ignore the config's activation. After a ReLU export, `swap_error` is the bound κ/λ, the most by which ReLU in a
-    gate's place changes a unit, `smooth_calls` are the smooth operations that are left on these inputs, and `unreached`
-    the gates that did not run.
+    `original` is the folder or Hub id of the exported model, if that has one. `activation`, by its name in
+    transformers, stands where the λ-gates stood; `gates` were these, by site. `change` is the change of the outputs on
+    the example inputs, which `are_random` if none were given. `warnings` name programs that ignore the config's
+    activation. After a ReLU export, `smooth_calls` are the smooth operations that are left on these inputs.
     """
 
+    original: str
     activation: str
-    hardness: dict[str, float]
+    gates: dict[str, GateHardness]
     config_changes: tuple[ConfigChange, ...]
     change: Distance
     warnings: tuple[str, ...]
     are_random: bool
-    swap_error: dict[str, float] = field(default_factory=dict)
     smooth_calls: tuple[SmoothCall, ...] = ()
-    unreached: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        warnings = list(self.warnings)
-        if self.unreached:
-            named = ", ".join(self.unreached[:4]) + (", ..." if len(self.unreached) > 4 else "")
-            missed = f"{len(self.unreached)} gates did not run on the example inputs ({named})"
-            warnings.insert(0, f"{missed} and were not compared: give inputs that run the whole model")
         lines = [
-            f"{len(self.hardness)} λ-gates → {self.activation}",
-            *([f"  softest gate {softest_gate(self.hardness, self.swap_error)}"] if self.swap_error else []),
-            f"  on {'random' if self.are_random else 'the example'} inputs: {self.change}",
+            f"{len(self.gates)} λ-gates → {self.activation}",
+            *([f"  softest gate {softest_gate(self.gates)}"] if self.activation == "relu" else []),
+            f"  on {_inputs_in_words(self.are_random)}: {self.change}",
             *(f"  config {change}" for change in self.config_changes),
             *(f"  still smooth: {call}" for call in self.smooth_calls),
-            *(f"  warning: {warning}" for warning in warnings),
+            *(f"  warning: {warning}" for warning in self.warnings),
         ]
         return "\n".join(lines)
+
+
+def _inputs_in_words(are_random: bool) -> str:
+    return "random inputs" if are_random else "the example inputs"
 
 
 @in_own_forward
@@ -83,7 +79,7 @@ def export_relu(
     transformers, and its outputs must be those of the substituted model. A model card is written (`write_card`).
 
     Args:
-        model: a transformers model with λ-GELU, also timm's in its wrapper, or this package's MLP.
+        model: a transformers model with λ-GELU, also timm's in its wrapper, or this package's MLP, whose class is here.
         folder: the folder to write. It is written whole or not at all.
         source: folder or Hub id whose tokenizer or image processor is copied.
         inputs: example inputs, on which the change of the outputs is measured. None takes random inputs
@@ -108,44 +104,35 @@ def export_relu(
         >>> anneal_hardness(model, 1.0)  # every λ at 159.577, as after hardening
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     report = export_relu(model, f"{folder}/relu")
-        >>> report.change.agreement, max(report.swap_error.values()) < 0.0011
+        >>> report.change.agreement, max(gate.swap_error for gate in report.gates.values()) < 0.0011
         (1.0, True)
     """
-    model = _exportable(model)
+    model, gates = _exportable(model)
     inputs, are_random = (random_inputs(model), True) if inputs is None else (inputs, False)
     # Entered before the work, which would be lost if the folder could not be written.
     with whole_folder(folder, overwrite=overwrite) as new:
         # 1. A copy gets ReLU. The keys that say so are proved before the copy changes, by building the model from them.
         relu = independent_copy(model).eval()
-        surgery = put_relu(relu)
+        config_changes, warnings = put_relu(relu).config_changes, runtime_warnings(relu)
         # 2. What that changes is measured, and refused if gates are soft.
-        gates, ran = {name: model.get_submodule(name) for name in surgery.hardness}, set[nn.Module]()
-        with forward_hooks(list(gates.values()), lambda module, given, output: ran.add(module)):
-            change = compare_models(model, relu, inputs)
-        soft = [name for name, error in surgery.swap_error.items() if not error <= max_swap_error]  # nor NaN
+        change = compare_models(model, relu, inputs)
+        soft = {name: gate for name, gate in gates.items() if not gate.swap_error <= max_swap_error}  # nor NaN
         if soft and not allow_soft:
-            words = [f"{name}: λ = {surgery.hardness[name]:.4g}, κ/λ = {surgery.swap_error[name]:.3g}" for name in soft]
+            words = [f"{name}: λ = {gate.hardness:.4g}, κ/λ = {gate.swap_error:.3g}" for name, gate in soft.items()]
             more = f"; and {len(soft) - 8} more" if len(soft) > 8 else ""
             raise ValueError(
                 f"{len(soft)} of {len(gates)} gates are too soft for ReLU: the swap changes a unit by up to "
-                f"{max(surgery.swap_error.values()):.3g}, and {max_swap_error:.3g} is allowed ({'; '.join(words[:8])}"
-                f"{more}). On the example inputs: {change}. Harden the model, keep its function with export_gelu "
-                "(hf-lgelu export --to gelu), or give `allow_soft`"
+                f"{max(gate.swap_error for gate in soft.values()):.3g}, and {max_swap_error:.3g} is allowed "
+                f"({'; '.join(words[:8])}{more}). On {_inputs_in_words(are_random)}: {change}. Harden the model, keep "
+                "its function with export_gelu (hf-lgelu export --to gelu), or give `allow_soft`"
             )
+        smooth = tuple(find_smooth_calls(relu, inputs))
         report = CheckpointExport(
-            "relu",
-            surgery.hardness,
-            surgery.config_changes,
-            change,
-            runtime_warnings(relu),
-            are_random,
-            surgery.swap_error,
-            tuple(find_smooth_calls(relu, inputs)),
-            tuple(name for name, gate in gates.items() if gate not in ran),
+            str(model.name_or_path), "relu", gates, config_changes, change, warnings, are_random, smooth
         )
         # 3. The folder is written, and loads as the copy.
-        _save(relu, new, inputs, source)
-        write_card(model, new, report=report)
+        save_and_compare(relu, new, inputs, source)
+        write_export_card(report, new)
     return report
 
 
@@ -182,7 +169,7 @@ def export_gelu(
         >>> report.change.largest_change < 1e-5 * report.change.largest_output
         True
     """
-    model = _exportable(model)
+    model, gates = _exportable(model)
     inputs, are_random = (random_inputs(model), True) if inputs is None else (inputs, False)
     with whole_folder(folder, overwrite=overwrite) as new:
         plain = independent_copy(model).eval()
@@ -201,7 +188,7 @@ def export_gelu(
             steps = (plan_config_changes(root, places, GATES[kind].plain_names[0]) for kind, places in names.items())
             return combined(root.config, *steps) + forget_sites(root.config)
 
-        surgery = exchange_activations(plain, sites, [*modules], plan)
+        config_changes = exchange_activations(plain, sites, [*modules], plan).config_changes
         change = compare_models(model, plain, inputs)
         if not change.largest_change <= _MOST.get(plain.dtype, 0.1) * change.largest_output:  # nor NaN
             raise RuntimeError(
@@ -209,9 +196,9 @@ def export_gelu(
             )
         names = "-".join(GATES[kind].plain_names[0] for kind in dict.fromkeys(modules.values()))
         warnings = runtime_warnings(plain)
-        report = CheckpointExport(names, hardness_profile(model), surgery.config_changes, change, warnings, are_random)
-        _save(plain, new, inputs, source)
-        write_card(model, new, report=report)
+        report = CheckpointExport(str(model.name_or_path), names, gates, config_changes, change, warnings, are_random)
+        save_and_compare(plain, new, inputs, source)
+        write_export_card(report, new)
     return report
 
 
@@ -257,25 +244,19 @@ def maps_around(model: nn.Module, inputs: Inputs) -> list[tuple[AffineOperation,
     return around
 
 
-def _save(model: PreTrainedModel, folder: str | os.PathLike, inputs: Inputs, source: Any) -> None:
-    """Write the folder. Raises RuntimeError unless plain transformers loads `model` from it."""
-    save_checkpoint(model, folder, source)
-    reloaded = type(model).from_pretrained(folder, dtype=model.dtype, use_safetensors=True)
-    require_same_model(model, reloaded.to(model.device), inputs)
-
-
-def _exportable(model: nn.Module) -> PreTrainedModel:
-    """The model to export, not compiled. Raises the errors of `export_relu` for a model that cannot be exported."""
+def _exportable(model: nn.Module) -> tuple[PreTrainedModel, dict[str, GateHardness]]:
+    """(the model, not compiled; its λ-gates). Raises the errors of `export_relu` for one that cannot be exported."""
     model = changeable_module(model)
     if not isinstance(model, PreTrainedModel):
         raise TypeError(
             f"an export saves transformers models, got {type(model).__name__}; substitute_relu(model) changes any "
             "module in memory"
         )
-    if not lambda_gelu_modules(model):
+    gates = gates_by_site(model)
+    if not gates:
         advice = "it has no smooth gate that could be exchanged"
         if smooth := sorted({site.kind for site in find_sites(model)}):
             made = "convert_to_relu(model, data) (hf-lgelu convert) converts these without training"
             advice = f"its gates are {', '.join(smooth)}; {made}"
         raise ValueError(f"{type(model).__name__} has no λ-GELU that an export could replace; {advice}")
-    return model
+    return model, gates

@@ -140,6 +140,15 @@ def save_checkpoint(model: PreTrainedModel, folder: str | os.PathLike, source: s
         copy_processor_files(source, folder)
 
 
+def save_and_compare(
+    model: PreTrainedModel, folder: str | os.PathLike, inputs: Inputs, source: str | os.PathLike | None
+) -> None:
+    """`save_checkpoint`. Raises RuntimeError unless plain transformers loads the same `model` from the folder."""
+    save_checkpoint(model, folder, source)
+    loaded = type(model).from_pretrained(folder, dtype=model.dtype, use_safetensors=True)
+    require_same_model(model, loaded.to(model.device), inputs)
+
+
 def require_same_model(model: nn.Module, loaded: nn.Module, inputs: Inputs) -> None:
     """Raise RuntimeError unless a saved and loaded model has the same tensors and, up to rounding, the same outputs."""
     tensors, others = model.state_dict(), loaded.state_dict()

@@ -5,6 +5,7 @@ The callback calls these functions, and any training loop can call them, too.
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,42 +42,58 @@ MAX_SWAP_ERROR = swap_error_bound(hardness_for_tolerance() / 2)
 """0.00213 per unit of a gate's output: κ/λ at half the default target, from which on a model counts as hardened."""
 
 
+@dataclass(frozen=True)
+class GateHardness:
+    """A λ-gate's row of GATES, its λ, and its λ as it was learned: hardening leaves s as it is.
+
+    >>> from hf_lgelu.models.hardening import GateHardness
+    >>> gate = GateHardness("lambda_gelu", hardness=159.577, learned=1.05)
+    >>> f"{gate.swap_error:.5f}", gate.is_moved
+    ('0.00107', True)
+    """
+
+    gate: str
+    hardness: float
+    learned: float
+
+    @property
+    def swap_error(self) -> float:
+        """κ/λ, the largest change of a unit by ReLU in the gate's place."""
+        return swap_error_bound(self.hardness, self.gate)
+
+    @property
+    def is_moved(self) -> bool:
+        """Whether hardening has moved λ away from its learned value."""
+        return not math.isclose(self.hardness, self.learned, rel_tol=1e-4)
+
+
 @torch.no_grad()
+def gates_by_site(model: nn.Module) -> dict[str, GateHardness]:
+    """{module name: its λ-gate} of every λ-GELU site, in registration order; {} for a model without λ-GELU.
+
+    Under FSDP2 every rank must call it. Raises RuntimeError under FSDP1.
+    """
+    sites = {site.name: site.module for site in find_sites(model, LEARNED_KINDS)}
+    return {
+        name: GateHardness(gate.gate, *(known_hardness(gate, learned=learned).item() for learned in (False, True)))
+        for name, gate in ({"": model} if isinstance(model, LambdaGate) else sites).items()
+    }
+
+
 def hardness_profile(model: nn.Module) -> dict[str, float]:
     """{module name: λ} of every λ-GELU site, in registration order.
 
     Under FSDP2 every rank must call it. Raises ValueError for a model without λ-GELU, and RuntimeError under FSDP1.
     """
     require_lambda_gelu(model)
-    return {name: known_hardness(gate).item() for name, gate in _gates_by_site(model).items()}
+    return {name: gate.hardness for name, gate in gates_by_site(model).items()}
 
 
-def _gates_by_site(model: nn.Module) -> dict[str, LambdaGate]:
-    if isinstance(model, LambdaGate):
-        return {"": model}
-    return {site.name: site.module for site in find_sites(model, LEARNED_KINDS)}
-
-
-@torch.no_grad()
-def learned_hardness(model: nn.Module) -> dict[str, float]:
-    """{module name: 1 + softplus(s/t)} of every λ-gate's site: λ as it was learned, also after hardening.
-
-    Hardening leaves s as it is, so any checkpoint of a hardened model still has the learned λ.
-    """
-    return {name: known_hardness(gate, learned=True).item() for name, gate in _gates_by_site(model).items()}
-
-
-def swap_errors(model: nn.Module, profile: Mapping[str, float]) -> dict[str, float]:
-    """{module name: κ/λ} of λ-gates' sites, from their `hardness_profile`: the largest change of a unit by ReLU."""
-    gates = _gates_by_site(model)
-    return {name: swap_error_bound(hardness, gates[name].gate) for name, hardness in profile.items()}
-
-
-def softest_gate(hardness: dict[str, float], swap_error: dict[str, float]) -> str:
-    """The gate that ReLU changes most, and its change, in words; from {site: λ} and {site: κ/λ}."""
+def softest_gate(gates: Mapping[str, GateHardness]) -> str:
+    """The gate that ReLU changes most, and its change, in words."""
     # Not only by λ: a gate of another form is harder at the same λ.
-    site = max(swap_error, key=lambda name: (swap_error[name], -hardness[name]))
-    return f"{site}: λ = {hardness[site]:.6g}, at most {swap_error[site]:.3g} a unit"
+    name, gate = max(gates.items(), key=lambda pair: (pair[1].swap_error, -pair[1].hardness))
+    return f"{name}: λ = {gate.hardness:.6g}, at most {gate.swap_error:.3g} a unit"
 
 
 @torch.no_grad()

@@ -5,30 +5,29 @@ is unchanged then.
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias, TypeVar
 
 import torch
-from accelerate.utils import has_offloaded_params
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
-from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, DEFAULT_TEMPERATURE, swap_error_bound
+from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, DEFAULT_TEMPERATURE
 from hf_lgelu.activation.module import GATE_MODULES
 from hf_lgelu.models.config_keys import (
     ConfigChange,
     UnsupportedConfigError,
     forget_checkpoint,
     plan_config_changes,
+    plan_configs,
     pretrained_roots,
-    write_config_changes,
+    write_configs,
 )
 from hf_lgelu.models.copies import changeable_module, require_values_here
-from hf_lgelu.models.hardening import MAX_SWAP_ERROR, known_hardness, softest_gate
+from hf_lgelu.models.hardening import MAX_SWAP_ERROR, GateHardness, gates_by_site, softest_gate
 from hf_lgelu.models.record import forget_sites, loads_elsewhere, plan_gates, saved_without_gates
 from hf_lgelu.networks.outputs import agree, outputs_of
 from hf_lgelu.networks.run import Inputs
@@ -42,20 +41,16 @@ from hf_lgelu.networks.sites import (
     gate_of,
     lambda_gelu_modules,
     sites_in_words,
-    uncompiled_name,
 )
 
 logger = logging.get_logger(__name__)
-
-Content = TypeVar("Content")
 
 
 @dataclass(frozen=True)
 class SurgeryReport:
     """The sites that surgery exchanged, {site: "GELU → LambdaGELU"}, and the config keys that it rewrote.
 
-    `hardness` is {site: λ} of the λ-gates that ReLU has replaced. `swap_error` is {site: κ/λ}, the largest
-    change of one unit of each gate.
+    `gates` are the λ-gates that ReLU has replaced, by site.
 
     >>> import hf_lgelu
     >>> from torch import nn
@@ -66,8 +61,7 @@ class SurgeryReport:
 
     sites: dict[str, str]
     config_changes: tuple[ConfigChange, ...] = ()
-    hardness: dict[str, float] = field(default_factory=dict)
-    swap_error: dict[str, float] = field(default_factory=dict)
+    gates: dict[str, GateHardness] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.sites)
@@ -76,8 +70,8 @@ class SurgeryReport:
         lines = [f"{len(self.sites)} activations replaced"]
         lines += [f"  {name}: {change}" for name, change in self.sites.items()]
         lines += [f"  config {change}" for change in self.config_changes]
-        if self.swap_error:
-            lines.append(f"  softest gate {softest_gate(self.hardness, self.swap_error)}")
+        if self.gates:
+            lines.append(f"  softest gate {softest_gate(self.gates)}")
         return "\n".join(lines)
 
 
@@ -188,21 +182,23 @@ def substitute_relu(
       softest gate layers.0.activation: λ = 159.577, at most 0.00107 a unit
     """
     model = changeable_module(model)
+    gates = gates_by_site(model)
     report = put_relu(model, kinds=kinds, rewrite_config=rewrite_config)
+    report = replace(report, gates={site: gate for site, gate in gates.items() if site in report.sites})
     for warning in saved_without_gates(model):
         logger.warning(warning)
-    soft = sum(not error <= MAX_SWAP_ERROR for error in report.swap_error.values())  # NaN counts as soft
+    soft = sum(not gate.swap_error <= MAX_SWAP_ERROR for gate in report.gates.values())
     if soft:
         logger.warning(
             f"{soft} of the {len(report)} gates that became ReLU were soft, and the model computes something else now "
-            f"({softest_gate(report.hardness, report.swap_error)}; hardening leaves {MAX_SWAP_ERROR:.3g}). Harden it "
+            f"({softest_gate(report.gates)}; hardening leaves {MAX_SWAP_ERROR:.3g}). Harden it "
             "first (harden=True), refit it by convert_to_relu(model, data), or keep what it computes by export_gelu"
         )
     return report
 
 
 def put_relu(model: nn.Module, *, kinds: Sequence[str] = LEARNED_KINDS, rewrite_config: bool = True) -> SurgeryReport:
-    """`substitute_relu` without warnings, for callers that judge soft gates themselves. Changes `model` in place."""
+    """`substitute_relu` without a look at λ, and without warnings. Changes `model` in place."""
 
     def plan(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[ConfigChange]:
         try:
@@ -213,13 +209,7 @@ def put_relu(model: nn.Module, *, kinds: Sequence[str] = LEARNED_KINDS, rewrite_
             ) from error
 
     sites = found_sites(model, kinds, swap=True)
-    gates = {site.name: site.module for site in sites if site.kind in LEARNED_KINDS}
-    on_meta = [gate for gate in gates.values() if any(parameter.is_meta for parameter in gate.parameters())]
-    are_known = gates and all(map(has_offloaded_params, on_meta))  # accelerate may keep the values elsewhere
-    hardness = {name: known_hardness(gate).item() for name, gate in gates.items()} if are_known else {}
-    swap_error = {name: swap_error_bound(value, gates[name].gate) for name, value in hardness.items()}
-    report = exchange_activations(model, sites, list(map(relu_for, sites)), plan if rewrite_config else None)
-    return replace(report, hardness=hardness, swap_error=swap_error)
+    return exchange_activations(model, sites, list(map(relu_for, sites)), plan if rewrite_config else None)
 
 
 def relu_for(site: ActivationSite) -> nn.ReLU:
@@ -281,41 +271,6 @@ def found_sites(
         f"{' that `include` accepts' if include else ''}; it has {named}. Calls of functions (F.gelu in a forward) are "
         "exchanged only by convert_to_relu; hf_lgelu.find_smooth_calls(model, inputs) names the lines"
     )
-
-
-ConfigPlans: TypeAlias = list[tuple[PreTrainedModel, list[ConfigChange]]]
-"""The planned changes of the configs in one model, by the models that own these configs."""
-
-
-def plan_configs(
-    model: nn.Module,
-    at_sites: Mapping[str, Content],
-    plan: Callable[[PreTrainedModel, dict[str, Content]], list[ConfigChange]] | None,
-) -> ConfigPlans:
-    """The changes that `plan` gives for each model that owns a config and has a site; [] without `plan`.
-
-    `plan` takes the model and {name of a site in this model: content of `at_sites`}.
-    """
-    if plan is None:
-        return []
-    plans: ConfigPlans = []
-    for name, root in pretrained_roots(model):
-        prefix = f"{name}." if name else ""
-        inside = {
-            uncompiled_name(site.removeprefix(prefix)): content
-            for site, content in at_sites.items()
-            if site.startswith(prefix)
-        }
-        if inside:
-            plans.append((root, plan(root, inside)))
-    return plans
-
-
-def write_configs(plans: ConfigPlans) -> tuple[ConfigChange, ...]:
-    """The planned changes, after they are made in the configs."""
-    for root, changes in plans:
-        write_config_changes(root, changes)
-    return tuple(change for _, changes in plans for change in changes)
 
 
 def exchange_activations(

@@ -18,9 +18,15 @@ from hf_lgelu.graph.aims import LinearMap
 from hf_lgelu.graph.layers import FedGate, Layer, Layers, affine_source, product_behind, views_back
 from hf_lgelu.graph.maps import AffineOperation, read_geometry, shape_of
 from hf_lgelu.graph.recording import Recording
-from hf_lgelu.models.config_keys import ConfigChange, UnsupportedConfigError, config_entries, plan_width_changes
+from hf_lgelu.models.config_keys import (
+    ConfigChange,
+    UnsupportedConfigError,
+    config_entries,
+    plan_configs,
+    plan_width_changes,
+    write_configs,
+)
 from hf_lgelu.models.copies import independent_copy
-from hf_lgelu.models.surgery import plan_configs, write_configs
 from hf_lgelu.refit.kinks import MOST_KINKS
 
 _SIZES: dict[type[nn.Module], tuple[str, ...]] = {

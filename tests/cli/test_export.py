@@ -164,7 +164,7 @@ def test_the_folder_comes_with_its_card_or_not_at_all(place, tmp_path, monkeypat
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("hf_lgelu.cli.export.write_card", full)
+    monkeypatch.setattr("hf_lgelu.cli.export.write_export_card", full)
     status, _, errors = call("export", place / "hard", "--output_dir", tmp_path / "relu", "--disable_tqdm")
     assert status == 1
     assert "No space left on device" in errors

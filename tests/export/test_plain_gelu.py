@@ -104,7 +104,7 @@ def test_the_gelu_model_computes_the_same_and_nothing_of_lambda_gelu_is_left(mak
     assert {path.suffix for path in (tmp_path / "gelu").iterdir()} <= {".json", ".safetensors", ".md"}
     weights = load_file(tmp_path / "gelu" / "model.safetensors")
     assert not any("hardness" in key or "temperature" in key for key in weights)
-    assert [*export.hardness.values()] == [1.5, 3.0, 20.0, 1.5][: len(export.hardness)]
+    assert [gate.hardness for gate in export.gates.values()] == [1.5, 3.0, 20.0, 1.5][: len(export.gates)]
 
 
 def resnet():

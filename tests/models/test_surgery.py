@@ -182,8 +182,10 @@ def test_soft_gates_that_become_relu_are_told(caplog):
 
     report = substitute_relu(model, kinds=("gelu", *LEARNED_KINDS))
 
-    assert report.hardness == pytest.approx({"blocks.0.0": 150.0, "blocks.1.0": 1.5})
-    assert report.swap_error["blocks.1.0"] == pytest.approx(change, rel=1e-5)
+    assert [(name, gate.hardness) for name, gate in report.gates.items()] == [
+        ("blocks.0.0", pytest.approx(150.0)), ("blocks.1.0", pytest.approx(1.5)),
+    ]  # fmt: skip
+    assert report.gates["blocks.1.0"].swap_error == pytest.approx(change, rel=1e-5)
     assert f"softest gate blocks.1.0: λ = 1.5, at most {change:.3g} a unit" in str(report)
     assert "1 of the 3 gates that became ReLU were soft" in caplog.text
     assert f"(blocks.1.0: λ = 1.5, at most {change:.3g} a unit; hardening leaves 0.00213)" in caplog.text

@@ -9,7 +9,7 @@ from transformers import TrainerCallback
 from transformers.integrations import TensorBoardCallback
 
 from hf_lgelu import HardeningCallback, HardnessLogCallback
-from hf_lgelu.models.hardening import learned_hardness
+from hf_lgelu.models.hardening import gates_by_site
 
 NAMES = ["hardness/activations.0", "hardness/activations.1", "hardness/mean", "hardness_learning_rate"]
 # 12 steps, a log after each; e_s = 1, so that λ learns in the first 3 and hardens after.
@@ -152,5 +152,6 @@ def test_learned_hardness_survives_a_run_that_logs_nothing(tmp_path, plain):
         rows = [[row[name] for name in NAMES[:2]] for row in rows if "hardness/mean" in row]
         assert rows == [pytest.approx(each, rel=1e-6) for each in learned[: len(rows)]]
     assert len(list(tmp_path.glob("checkpoint-*"))) == len(learned) == 4
-    assert list(learned_hardness(model).values()) == pytest.approx(learned[0], rel=1e-6)  # e_s = 1
+    found = [gate.learned for gate in gates_by_site(model).values()]
+    assert found == pytest.approx(learned[0], rel=1e-6)  # e_s = 1
     assert learned[0] != pytest.approx(learned[-1])

@@ -13,6 +13,7 @@ from hf_lgelu.activation.gates import GATES
 from hf_lgelu.export.card import CheckpointFacts, made_with, plain, render_card, save_card
 from hf_lgelu.files import is_hub_id, save_picture
 from hf_lgelu.formats import percent, score
+from hf_lgelu.models.hardening import GateHardness
 from lgelu_lab.report.paper import DATA_READ, data_folder
 from lgelu_lab.studies.records import RunRecord, read_record
 
@@ -184,13 +185,13 @@ def write_record_card(
 ) -> Path:
     """Write a card of the ReLU network where no model is, its picture as figures/<name of the card>.png beside it."""
     path, figure, hardness = Path(path), f"figures/{Path(path).stem}.png", record.saved.hardness
-    layers = record.model["activation_sites"] if record.model["class"] == "MLPForClassification" else None
-    checkpoint = CheckpointFacts(record.model["class"], layers=layers)
+    gates = {site: GateHardness(record.config["activation"], value, value) for site, value in hardness.items()}
+    checkpoint = CheckpointFacts(record.model["class"])
     words = card_words(record, checkpoint)
     draw_hardness(path.parent / figure, words["stages"], hardness)
     card = render_card(
-        checkpoint, hardness, dict.fromkeys(hardness, record.config["activation"]), name=record.config["benchmark"],
-        activation="relu", figure=figure, repo_id=repo_id, license=license, **words,
+        checkpoint, gates, name=record.config["benchmark"], activation="relu", figure=figure, repo_id=repo_id,
+        license=license, **words,
     )  # fmt: skip
     return save_card(card, path.parent, path.name)
 
