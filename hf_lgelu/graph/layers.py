@@ -201,7 +201,7 @@ def _layer_of(
     first, *further = group[0]  # a map with further uses is alone
     written = recording.downstream(use.operation.node for use in group[0]) if further else ()
     path = () if further else _path_from_gate(first, finder)
-    fed = next((fed for fed in fed_gates if path and recording.calls[fed.site][0] is path[0]), None)
+    fed = next((fed for fed in fed_gates if path and fed.call is path[0]), None)
     if fed is not None and (fed.before.bias is None or fed.before.channel_axis != first.operation.channel_axis):
         fed = None
     return Layer(
@@ -377,6 +377,7 @@ class FedGate:
     """
 
     site: int
+    call: Node
     before: AffineOperation
     other: AffineOperation | None
     owns_other: bool = False  # whether nothing else uses the other half's parameters
@@ -409,7 +410,8 @@ def find_fed_gates(recording: Recording, finder: AimFinder) -> list[FedGate]:
         # multiplies by parameters of its own does not call them "weight".
         if not all(each is None or each.weight_name.rpartition(".")[2] == "weight" for each in (before, other)):
             continue
-        fed_gates.append(FedGate(site, before, other, other is not None and used_once(*other.parameters), *moved))
+        owns_other = other is not None and used_once(*other.parameters)
+        fed_gates.append(FedGate(site, calls[0], before, other, owns_other, *moved))
     return fed_gates
 
 
@@ -452,9 +454,13 @@ def _other_half(recording: Recording, call: Node) -> AffineOperation | None:
     product = product_behind(call)
     if product is None:
         return None
-    node = next(operand for operand in product.args[:2] if [*views_back(operand, call)][-1] is not call)
-    operation = affine_source(recording, node, product)
+    operation = affine_source(recording, other_factor(product, call), product)
     return operation if operation is not None and operation.mixes else None
+
+
+def other_factor(product: Node, call: Node) -> Node:
+    """The factor of a product that is not the gate's output."""
+    return next(operand for operand in product.args[:2] if [*views_back(operand, call)][-1] is not call)
 
 
 def product_behind(call: Node) -> Node | None:

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -355,16 +355,6 @@ def forward_pre_hooks(
         hook(module, args or tuple(named.values()))
 
     return _removed_behind([module.register_forward_pre_hook(call, with_kwargs=True) for module in modules])
-
-
-@contextmanager
-def calls_seen(modules: Collection[nn.Module], see: Callable[[nn.Module, Tensor, Tensor], Any]) -> Iterator[None]:
-    """A block in which `see(module, input, output)` is called after each forward of `modules`, all of one argument."""
-    given: list[Tensor] = []
-    # A copy, because an in-place operation leaves its output there.
-    before = forward_pre_hooks(modules, lambda module, inputs: given.append(inputs[0].detach().clone()))
-    with before, forward_hooks(modules, lambda module, inputs, output: see(module, given.pop(), output.detach())):
-        yield
 
 
 @contextmanager

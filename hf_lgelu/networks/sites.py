@@ -139,21 +139,6 @@ def exchanged(sites: Sequence[ActivationSite], modules: Sequence[nn.Module]) -> 
             site.put(site.module)
 
 
-@contextmanager
-def one_module_per_site(model: nn.Module, sites: Sequence[ActivationSite]) -> Iterator[dict[int, str]]:
-    """{id(module): site name}; sites whose module sits at several places, or is a function, have a copy of it.
-
-    Inside the block a hook on the module at a site (`site.parent.<attribute>`) sees only that site's calls.
-    """
-    places = Counter(id(child) for module in model.modules() for child in module._modules.values())
-    modules = [
-        copy.deepcopy(site.module) if places[id(site.module)] > 1 or site.function is not None else site.module
-        for site in sites
-    ]
-    with exchanged(sites, modules):
-        yield {id(module): site.name for site, module in zip(sites, modules, strict=True)}
-
-
 def functions_as_modules(model: nn.Module, kinds: Iterable[str]) -> AbstractContextManager[None]:
     """A block in which gates that are functions in attributes, as `F.gelu`, are modules; a copy keeps the modules."""
     sites = [site for site in find_sites(model, kinds) if site.function is not None]

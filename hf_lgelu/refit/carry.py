@@ -6,7 +6,7 @@ Both networks stop at every layer and go on from there, so one forward pass of e
 import math
 import tempfile
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -135,7 +135,7 @@ class Carrier:
 
     def __init__(self, recordings: Recordings, converted: nn.Module, folds: Folds) -> None:
         """`converted` is a copy of the recorded model with other gates at its sites. It is refitted meanwhile."""
-        self._recordings, self._converted = recordings, converted
+        self.recordings, self._converted = recordings, converted
         own = {id(batch) for batch in own_part(folds.fitted)}
         self._batches = [
             [piece for batch in fold if id(batch) in own for piece in batch.not_square()] for fold in folds.folds
@@ -146,9 +146,9 @@ class Carrier:
         self._kept = KeptValues(MEMORY_LIMIT)
         self._pairs: dict[Recording, RecordedPair] = {}
         self._with_padding: set[int] = set()
-        pairs = [self._pair(folds.first)]
+        pairs = [self.pair_of(folds.first)]
         if pairs[0].recording.belongs_to_batch:  # others may run more: experts that no token of the first chose
-            pairs += [self._pair(batch) for fold in self._batches for batch in fold]
+            pairs += [self.pair_of(batch) for fold in self._batches for batch in fold]
         self.pair = max(pairs, key=lambda pair: len(pair.layers.layers))
 
     def close(self) -> None:
@@ -192,14 +192,29 @@ class Carrier:
         padding = "padding may count: its rows are not those of the attention mask"
         return padding if index in self._with_padding else None
 
+    @torch.no_grad()
+    def values(self, batch: FoldBatch, nodes: Collection[Node]) -> Iterator[tuple[Node, Tensor]]:
+        """(node, its value in the original on a batch) of nodes of the batch's recording, when each is computed."""
+        pair, numbers = self.pair_of(batch), self.recordings.numbers_of(batch)
+        values = pair.recording.bind(batch.load().inputs, self._device)
+        needed = pair.recording.in_order(set().union(*map(upstream, nodes)))
+        last_user = {operand: node for node in needed for operand in node.all_input_nodes}
+        for node in needed:
+            pair.run_original([node], values, numbers)
+            if node in nodes:
+                yield node, values[node]
+            for operand in node.all_input_nodes:
+                if last_user[operand] is node:
+                    values.pop(operand, None)
+
     def _arrivals(self, index: int, fold: int) -> Iterator[_Arrival]:
         """The batches of a fold that come to a layer, with their values up to its aim."""
         for place, batch in enumerate(self._batches[fold]):
-            pair = self._pair(batch)
+            pair = self.pair_of(batch)
             here = pair.index_of(self.pair.layers.layers[index])  # in the batch's own recording
             if here is None:  # what Python read of this batch led past the layer
                 continue
-            stage, numbers = pair.stages[here], self._recordings.numbers_of(batch)
+            stage, numbers = pair.stages[here], self.recordings.numbers_of(batch)
             if here == 0:
                 original = pair.recording.bind(batch.load().inputs, self._device)
                 converted = dict(original)
@@ -273,11 +288,11 @@ class Carrier:
             self._with_padding.add(arrival.number)
         return None
 
-    def _pair(self, batch: FoldBatch) -> RecordedPair:
+    def pair_of(self, batch: FoldBatch) -> RecordedPair:
         """Both networks for the batch, recorded on the first call."""
-        recording = self._recordings.of(batch)
+        recording = self.recordings.of(batch)
         if recording not in self._pairs:
-            model, sites = self._recordings.model, self._recordings.sites
+            model, sites = self.recordings.model, self.recordings.sites
             layers, old_gates = find_layers(recording, model, sites), [site.module for site in sites]
             # Kinks of a gated unit are written once the later of its two maps is refitted: both maps run again then.
             earlier_halves: dict[Node, Node] = {}

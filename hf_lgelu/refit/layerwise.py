@@ -9,7 +9,6 @@ from torch import nn
 
 from hf_lgelu.formats import counted
 from hf_lgelu.graph.layers import Layer, Layers, last_biases
-from hf_lgelu.graph.recording import Recording, Recordings
 from hf_lgelu.models.copies import forget_quantizer, independent_copy
 from hf_lgelu.networks.outputs import SCORES
 from hf_lgelu.refit.carry import KINKS, Carrier
@@ -50,7 +49,7 @@ class Refit:
         """The original with the student's extra units and biases; here without any."""
         return WiderOriginal(self.task.model)
 
-    def plan(self, recordings: Recordings, recording: Recording, layers: Layers) -> Writes:
+    def plan(self, carrier: Carrier) -> Writes:
         """What the rung writes into the student in addition to the refits; here nothing."""
         return {}
 
@@ -66,7 +65,7 @@ class Refit:
         with closing(Carrier(recordings, student, task.folds)) as carrier:  # runs both networks side by side
             recording, layers = carrier.pair.recording, carrier.pair.layers
             names = [site.name for site in recordings.sites]
-            writes = self.plan(recordings, recording, layers)
+            writes = self.plan(carrier)
             for write in writes.get(None, ()):
                 write(student)
             refits = [*_without_refit(layers, names)]

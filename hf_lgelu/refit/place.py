@@ -19,20 +19,18 @@ weighted by u² where the unit owns its other half.
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
 
-from hf_lgelu.graph.layers import FedGate, Layer, Layers, find_layers
-from hf_lgelu.graph.recording import Recording, Recordings
+from hf_lgelu.graph.layers import FedGate, Layer, find_layers, other_factor, product_behind
 from hf_lgelu.models.config_keys import UnsupportedConfigError
-from hf_lgelu.networks.batches import Batch
-from hf_lgelu.networks.run import NOT_TAKEN, calls_seen, forward_hooks, run_example
-from hf_lgelu.networks.sites import ActivationSite, one_module_per_site
+from hf_lgelu.networks.run import NOT_TAKEN, run_example
+from hf_lgelu.processes import own_part
 from hf_lgelu.refit.always_on import ALWAYS_ON, best_gains, find_directions, gather_inputs, write_always_on
-from hf_lgelu.refit.folds import Folds, load_own
+from hf_lgelu.refit.carry import Carrier
+from hf_lgelu.refit.folds import Folds
 from hf_lgelu.refit.kinks import (
     MOST_KINKS,
     Basis,
@@ -89,12 +87,13 @@ class Place(Refit):
             ) from error
         return wider
 
-    def plan(self, recordings: Recordings, recording: Recording, layers: Layers) -> Writes:
+    def plan(self, carrier: Carrier) -> Writes:
         """The kinks and slopes of all gates and the added units of each block, fitted, by the layer that they wait for.
 
         Added units are made from the weights before slopes and kinks change these.
         """
-        original, sites, folds, extra = recordings.model, recordings.sites, self.task.folds, self.original.extra
+        original, folds, extra = self.original.model, self.task.folds, self.original.extra
+        recording, layers = carrier.pair.recording, carrier.pair.layers
         directions = find_directions(original, layers.fed_gates, folds)  # which take the place of biases
         fed_gates = [fed for fed in layers.fed_gates if fed.before.bias is not None or fed.site in directions]
         blocks = {
@@ -107,7 +106,7 @@ class Place(Refit):
                 "no block can be widened: the maps before the gates have no bias, no key of the config gives them one, "
                 "and their inputs have no direction that is the same for all. Use `width` 1"
             )
-        sums = gather_placements(original, sites, fed_gates, folds)
+        sums = gather_placements(carrier, fed_gates, folds)
         inputs = gather_inputs(original, [each.fed for each in blocks.values() if each.has_linear_part], folds.spread)
         fitted = {site for layer in layers.layers for site in layer.sites}
         apart = {site for layer in layers.layers if layer.maps[0].geometry.groups > 1 for site in layer.sites}
@@ -140,39 +139,26 @@ def _waits_for(layers: Sequence[Layer], fed_gates: Sequence[FedGate]) -> dict[in
     return last
 
 
-@torch.no_grad()
-def gather_placements(
-    model: nn.Module, sites: Sequence[ActivationSite], fed_gates: Sequence[FedGate], folds: Folds
-) -> dict[int, PlacementSums]:
+def gather_placements(carrier: Carrier, fed_gates: Sequence[FedGate], folds: Folds) -> dict[int, PlacementSums]:
     """The sums of each gate unit over some rows of every fold, in the original, by site."""
-    weights = {fed.site: fed.before.weight_in(model) for fed in fed_gates}
+    weights = {fed.site: fed.before.weight_in(carrier.recordings.model) for fed in fed_gates}
     sums = {site: PlacementSums.zeros(len(weight), weight.device) for site, weight in weights.items()}
     most = -(-PLACEMENT_ROWS // len(folds.spread))
-    batch: Batch
-    calls: dict[int, list[Tensor]] = {}  # of a batch: z and φ(z), and the other halves
-    halves: dict[int, list[Tensor]] = {}
-
-    def some(values: Tensor, fed: FedGate) -> Tensor:
-        """Evenly spaced rows without padding, in their own dtype: the rows of all gates are in memory at once."""
-        rows = batch.without_padding(values.detach(), fed.before.weight_name, fed.before.channel_axis)
-        return rows[:: max(1, len(rows) // most)].clone()  # later operations may work in place
-
-    def see(gate: nn.Module, *call: Tensor) -> None:
-        calls[gates[gate].site] = [some(values, gates[gate]) for values in call]
-
-    def see_half(fed: FedGate, module: nn.Module, inputs: tuple, output: Tensor) -> None:
-        halves[fed.site] = [some(output, fed)]
-
-    with one_module_per_site(model, sites), ExitStack() as hooks:
-        gates = {getattr(sites[fed.site].parent, sites[fed.site].attribute): fed for fed in fed_gates}
-        hooks.enter_context(calls_seen(gates, see))
-        for fed in fed_gates:
-            for other in fed.maps[1:]:  # a half with other uses is left out: its calls cannot be told apart
-                hooks.enter_context(forward_hooks([other.module_in(model)], partial(see_half, fed)))
-        for batch in load_own(folds.spread):
-            run_example(model, batch.inputs)
-            for site, total in sums.items():
-                total.add(*calls.pop(site), *(half.double().square() for half in halves.pop(site, [])))
+    for batch in own_part(folds.spread):
+        gates = [fed for fed in carrier.pair_of(batch).layers.fed_gates if fed.site in sums]
+        parts = {fed.site: [fed.call.args[0], fed.call] for fed in gates}  # z and φ(z)
+        for fed in gates:
+            product = product_behind(fed.call)
+            if product is not None and fed.owns_other:
+                parts[fed.site].append(other_factor(product, fed.call))
+        before = {node: fed.before for fed in gates for node in parts[fed.site]}
+        loaded, rows = batch.load(), {}
+        for node, values in carrier.values(batch, before):
+            every = loaded.without_padding(values, before[node].weight_name, before[node].channel_axis)
+            rows[node] = every[:: max(1, len(every) // most)].clone()  # those of all gates are in memory at once
+        for site, nodes in parts.items():
+            z, value, *halves = (rows[node] for node in nodes)
+            sums[site].add(z, value, *(half.double().square() for half in halves))
     return {site: total.reduce_over_processes() for site, total in sums.items()}
 
 

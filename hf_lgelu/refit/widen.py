@@ -95,7 +95,7 @@ def find_blocks(recording: Recording, layers: Sequence[Layer], fed_gates: Sequen
         before = norm if norm.mixes else affine_source(recording, norm.data, norm.node)
         if before is None:
             continue
-        call = recording.calls[fed.site][0]
+        call = fed.call
         source = product_behind(call) if fed.other is not None else call
         path = [*views_back(down.data, source)]
         node, alone = path[-1], all(len(each.users) == 1 for each in path)  # nothing else takes the units

@@ -9,7 +9,7 @@ from transformers.pytorch_utils import Conv1D
 
 from hf_lgelu.networks.outputs import ChannelAxes
 from hf_lgelu.networks.run import forward_pre_hooks, run_example
-from hf_lgelu.networks.sites import find_sites, one_module_per_site
+from hf_lgelu.networks.sites import find_sites
 
 
 class Between(nn.Module):
@@ -79,14 +79,13 @@ CASES = {
 def seen_at(model, inputs):
     """{site: (shape of its input, channel axis)} at each site's first call."""
     axes, seen = ChannelAxes(model), {}
-    with one_module_per_site(model, find_sites(model)) as names:
+    names = {site.module: site.name for site in find_sites(model)}
 
-        def look(module, args):
-            seen.setdefault(names[id(module)], (tuple(args[0].shape), axes.of(args[0])))
+    def look(module, args):
+        seen.setdefault(names[module], (tuple(args[0].shape), axes.of(args[0])))
 
-        gates = [module for module in model.modules() if id(module) in names]
-        with forward_pre_hooks(gates, look), axes.watching():
-            run_example(model, inputs)
+    with forward_pre_hooks(names, look), axes.watching():
+        run_example(model, inputs)
     return seen
 
 
@@ -97,14 +96,6 @@ def test_shape_and_channel_axis(name):
     assert seen == (shape, axis)
     assert all(module.training for module in model.modules())
     assert not any(module._forward_hooks for module in model.modules())
-
-
-def test_one_module_at_several_places_is_seen_at_each_and_stays_one():
-    gelu = nn.GELU()
-    model = nn.Sequential(nn.Linear(6, 7), gelu, nn.Linear(7, 8), gelu, nn.Linear(8, 9), gelu)
-    seen = seen_at(model, ROWS)
-    assert {name: shape for name, (shape, _) in seen.items()} == {"1": (2, 7), "3": (2, 8), "5": (2, 9)}
-    assert [model[i] for i in (1, 3, 5)] == [gelu] * 3
 
 
 def test_attention_that_torch_would_compile_is_looked_through():

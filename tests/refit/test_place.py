@@ -90,8 +90,8 @@ def test_the_sums_of_a_placement_are_those_of_the_norms_output():
     model = small()
     sites = find_sites(model, SMOOTH_KINDS)
     folds = deal_folds(read_samples(read_batches(pictures(70))), batch_size=16)
-    units = find_layers(Recording(model, sites, folds.first.load().inputs), model, sites).fed_gates
-    sums = gather_placements(model, sites, units, folds)
+    with closing(Carrier(Recordings(model, sites), copy.deepcopy(model), folds)) as carrier:
+        sums = gather_placements(carrier, carrier.pair.layers.fed_gates, folds)
     with torch.no_grad():
         seen = [model[:2](fold[0].load().inputs).movedim(1, -1).reshape(-1, 6).double() for fold in folds.folds]
     z = torch.cat([rows[:: max(1, len(rows) // 1024)] for rows in seen])  # of each of four folds a fourth of 4,096
