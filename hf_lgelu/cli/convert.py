@@ -35,7 +35,7 @@ from hf_lgelu.formats import text_table
 from hf_lgelu.graph.layers import find_layers
 from hf_lgelu.models.checkpoint import require_same_model
 from hf_lgelu.models.config_keys import runtime_warnings
-from hf_lgelu.networks.calls import Network
+from hf_lgelu.networks.calls import GatesAsModules
 from hf_lgelu.networks.outputs import Outputs, is_causal
 from hf_lgelu.networks.run import Inputs, random_inputs
 from hf_lgelu.networks.sites import sites_in_words
@@ -161,7 +161,7 @@ def preview_conversion(model: nn.Module, data: Any, config: ConversionConfig) ->
     Raises the errors of `convert_to_relu` before the first fit. `model` and `data` are as there.
     """
     model, _ = with_plain_parts(model, config)
-    with Network(model, config.kinds, config.outputs, config.box_channels) as network:
+    with GatesAsModules(model, config.kinds, config.outputs, config.box_channels) as network:
         task = prepare(network, data, config)
         exchange, sites = task.exchange, task.recordings.sites
         recording = task.recordings.of(task.folds.first)

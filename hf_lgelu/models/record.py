@@ -38,9 +38,8 @@ from hf_lgelu.models.config_keys import (
     value_at,
     without_guard,
 )
-from hf_lgelu.networks.calls import recorded_calls
 from hf_lgelu.networks.elementwise import form_at
-from hf_lgelu.networks.rewrite import CALLED, Call, chain_of, put_gates
+from hf_lgelu.networks.rewrite import GATES_OF_CALLS, Call, chain_of, put_gates, recorded_calls
 from hf_lgelu.networks.sites import find_sites, is_activation, place, uncompiled_name
 
 RECORD_KEY = "lambda_gelu"
@@ -303,14 +302,14 @@ def restore_calls(model: nn.Module, recorded: Mapping[str, Mapping[str, Any]]) -
     """
     found: dict[nn.Module, dict[int, Call]] = defaultdict(dict)
     for name, said in recorded.items():
-        _, _, place = name.rpartition(f"{CALLED}.")
+        _, _, place = name.rpartition(f"{GATES_OF_CALLS}.")
         try:
             number, call = int(place), Call(**said)
             call = call._replace(numbers=tuple(call.numbers))
         except (TypeError, ValueError) as error:
             raise ValueError(f"the config's record has no readable call at {name}: {str(said)[:80]}") from error
         modules = dict(model.named_modules(remove_duplicate=False))
-        names = [each.rpartition(f"{CALLED}.")[0].removesuffix(".") for each in _names(model, name)]
+        names = [each.rpartition(f"{GATES_OF_CALLS}.")[0].removesuffix(".") for each in _names(model, name)]
         owners = [modules[each] for each in dict.fromkeys(names) if each in modules]
         if owners:  # else the call was in a head that this model lacks
             owner = next((each for each in owners if chain_of(type(each), call)), owners[0])

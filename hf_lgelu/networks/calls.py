@@ -1,14 +1,11 @@
-"""Activations that a forward calls as functions, `F.gelu(self.fc1(x))`, as gates: child modules of the calling module.
+"""Activations that a forward calls as functions, `F.gelu(self.fc1(x))`, found and made child modules.
 
-`Network` is a block in which all gates of a model are modules.
-
-One forward pass finds the calls. Each becomes a module `called.K` of the object whose method has the call, or calls a
-function with it, and the method then calls the module (`rewrite`). Code that exchanges, traces or refits gates then
-sees only modules.
+One forward pass finds the calls (`_Search`). Each becomes a module `called.K` of the object whose method has the call,
+or calls a function with it, and the method then calls the module (`networks/rewrite`). Code that exchanges, traces or
+refits gates then sees only modules. `GatesAsModules` is a block in which all gates of a model are modules.
 """
 
 import inspect
-import itertools
 import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -25,18 +22,24 @@ from torch.utils import _pytree as pytree
 from transformers import PreTrainedModel
 
 from hf_lgelu.activation.module import LambdaGate
-from hf_lgelu.networks.elementwise import CONVERTED_KINDS, FunctionModule, codes_in, form_at, functions_in, values_at
+from hf_lgelu.networks.elementwise import CONVERTED_KINDS, FunctionModule, form_at, values_at
 from hf_lgelu.networks.outputs import OutputReader, agree, outputs_of
-from hf_lgelu.networks.rewrite import CALLED, Call, call_at, called_by, calls_of, digest_of, method_in, put_gates
+from hf_lgelu.networks.rewrite import Call, calls_of, put_gates
 from hf_lgelu.networks.run import NOT_TAKEN, Inputs, evaluation_mode, placed, plain_evaluation
 from hf_lgelu.networks.sites import SMOOTH_KINDS, functions_as_modules
+from hf_lgelu.networks.source import codes_in, digest_of, function_called, functions_in, number_of_call
 
 CALLED_KINDS = tuple(kind for kind in CONVERTED_KINDS if kind not in ("softplus", "other"))
 """The kinds of calls that are gates by default. Softplus is none: it makes a scale or a step positive where it is
 called. "other" is none: clamp(x, min=0.01) would be one, too."""
 
+LIBRARIES = ("torch.", "hf_lgelu.", "transformers.activations", "timm.layers.activations")
+"""The first parts of module names whose frames are not a network's own code."""
 
-class Network:
+_RUN_OF_A_MODULE = nn.Module._call_impl.__code__  # its frames have the module as `self`
+
+
+class GatesAsModules:
     """A model in eval mode whose gates are modules, without the caller's contexts: inside a block, and not after it.
 
     Threads take turns: inside the block a model has other gates.
@@ -55,7 +58,7 @@ class Network:
         self.model, self._kinds, self._block = model, kinds, ExitStack()
         self.read = OutputReader(model, outputs, box_channels)
 
-    def __enter__(self) -> "Network":
+    def __enter__(self) -> "GatesAsModules":
         with ExitStack() as block:
             block.enter_context(self._one_at_a_time)
             block.enter_context(plain_evaluation(self.model))
@@ -67,12 +70,12 @@ class Network:
         self._block.__exit__(*error)
 
     def take_calls(self, inputs: Inputs) -> None:
-        """Turn the activations that a forward on `inputs` calls into modules, too (`gates_as_modules`)."""
-        self._block.enter_context(gates_as_modules(self.model, inputs, self._kinds or CALLED_KINDS))
+        """Turn the activations that a forward on `inputs` calls into modules, too (`calls_as_modules`)."""
+        self._block.enter_context(calls_as_modules(self.model, inputs, self._kinds or CALLED_KINDS))
 
 
 @contextmanager
-def gates_as_modules(model: nn.Module, inputs: Inputs, kinds: Collection[str] = CALLED_KINDS) -> Iterator[None]:
+def calls_as_modules(model: nn.Module, inputs: Inputs, kinds: Collection[str] = CALLED_KINDS) -> Iterator[None]:
     """A block in which the calls of activations of these kinds are modules `called.K` of the objects that call.
 
     A copy made inside keeps these modules for good; `model` has them no more after the block. Functions in attributes
@@ -103,28 +106,8 @@ def gates_as_modules(model: nn.Module, inputs: Inputs, kinds: Collection[str] = 
         yield
 
 
-def lines_of_old_gates(model: nn.Module) -> list[str]:
-    """The places in the model's code that call an activation where another gate runs now: `Call.where` and function."""
-    lines = [
-        f"{call.where}: {call.function}"
-        for module in model.modules()
-        for call, gate in zip(calls_of(module), module.get_submodule(CALLED) if calls_of(module) else (), strict=True)
-        if gate._get_name() != call.function
-    ]
-    return list(dict.fromkeys(lines))
-
-
-def recorded_calls(model: nn.Module) -> dict[str, dict[str, Any]]:
-    """{name of a gate in the place of a call: the call in plain values}; `restore_calls` restores gates from these."""
-    return {
-        f"{name}.{CALLED}.{place}".removeprefix("."): call._asdict()
-        for name, module in model.named_modules()
-        for place, call in enumerate(calls_of(module))
-    }
-
-
 class _Search(TorchFunctionMode):
-    """Finds the calls of activations while a model runs.
+    """Finds the calls of activations while a model runs: torch tells it of each call of one of its functions.
 
     `found` is {object: {call in a method of its class: the gate that computes the same}}. `refused` are the lines of
     calls in other places.
@@ -139,126 +122,118 @@ class _Search(TorchFunctionMode):
     def run(self, inputs: Inputs) -> list[Tensor]:
         """`outputs_of` the model. A language model that calls activations also writes two tokens.
 
-        With a cache, it may call functions that a plain forward does not reach.
+        With a cache, it may call functions that a plain forward does not reach (`causal_conv1d_update` of Mamba).
         """
         with self:
-            found, model = outputs_of(self._model, inputs), self._model
+            outputs, model = outputs_of(self._model, inputs), self._model
             ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
             calls = self.found or any(map(calls_of, model.modules()))
             if calls and isinstance(model, PreTrainedModel) and model.can_generate() and isinstance(ids, Tensor):
                 given: Any = placed({"input_ids": ids[:1, :2], "attention_mask": torch.ones_like(ids[:1, :2])}, model)
                 with evaluation_mode(model), suppress(Exception):  # what it cannot do is no part of a conversion
                     model.generate(**given, max_new_tokens=2, min_new_tokens=2, do_sample=False, pad_token_id=0)
-            return found
+            return outputs
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
         module, frames = frames_inside(self._modules)
         # A module that computes an activation is a gate already.
         if not isinstance(module, LambdaGate) and values_at(module) is None:
-            self._look(_call_of(func, args, kwargs or {}), output, frames[1:])  # without this method's own frame
+            frames = frames[1:]  # without this method's own frame
+            is_own = [not str(frame.f_globals.get("__name__")).startswith(LIBRARIES) for frame in frames]
+            innermost = is_own.index(True) if True in is_own else len(frames) - 1
+            # The call of torch, and modules around it that a library has built for one call: `ACT2FN["gelu_new"](x)`.
+            runs = [frame.f_locals for frame in frames[:innermost] if frame.f_code is _RUN_OF_A_MODULE]
+            computed = [(func, args, kwargs or {}), *((run["self"], run["args"], run["kwargs"]) for run in runs)]
+            gates = (self._gate_of(*each, shape=getattr(output, "shape", None)) for each in computed)
+            self._locate(next(filter(None, gates), None), frames, innermost)
         return output
 
-    def _look(self, seen: tuple[Any, nn.Module], output: Any, frames: list[FrameType]) -> None:
-        """Note where a call of torch stands, if it is a gate or inside of one.
+    def _gate_of(self, function: Any, args: Any, named: Mapping[str, Any], shape: Any = None) -> nn.Module | None:
+        """The module that computes the same as a call, if it is a gate; None for others, and for another `shape`."""
+        rest = {name: value for name, value in named.items() if name != "inplace"}
+        x = args[0] if args else rest.pop("input" if "input" in rest else next(iter(rest), ""), None)
+        if not isinstance(x, Tensor) or not x.is_floating_point() or isinstance(x, nn.Parameter):  # it is a scale
+            return None
+        gate = function if isinstance(function, nn.Module) else FunctionModule(function, args[1:], rest)
+        if gate._get_name().endswith("_") or any(map(torch.is_tensor, pytree.tree_leaves(vars(gate)))):
+            return None
+        form = form_at(gate) if shape is None or shape == x.shape else None
+        return gate if form is not None and form.kind in self._kinds else None
 
-        `frames` are those of the call, the innermost first. For `torch.exp` in `swish`, which `mix` calls, which
-        `forward` calls: the method is `forward`. From there the call chain goes down, a call at a time: `numbers` are
-        the place of `mix(…)` in the source of `forward` and of `swish(…)` in that of `mix`. The chain ends at the first
-        call that computes a gate as a whole, here `swish(…)`, and else at the call of torch itself.
+    def _locate(self, torch_gate: nn.Module | None, frames: Sequence[FrameType], innermost: int) -> None:
+        """Note the place of a call of torch, if it is a gate or a part of one.
+
+            frames[2]   Block.forward   return mix(self.up(x))         the method of a module of the model
+            frames[1]   mix             return swish(h) * 2            functions that it calls
+            frames[0]   swish           return h * torch.sigmoid(h)    the innermost code of the network's own
+
+        The way down leads from the method's source to `mix(…)` there, and from the source of `mix` to `swish(…)`. It
+        ends at the first call that computes a gate as a whole, here `swish(…)`, and else at the call of torch.
+        `torch_gate` is the gate that the call of torch computes, if it does. Frames before the number `innermost` are
+        those of a library.
         """
-        is_network_code = [not str(frame.f_globals.get("__name__")).startswith(LIBRARIES) for frame in frames]
-        user_frame = next(itertools.compress(itertools.count(), is_network_code), len(frames) - 1)
-        where = line_of(frames[user_frame])
-        # 1. The gate that the call of torch computes, or a library's module that was built for this call alone.
-        built = [frame.f_locals for frame in frames[:user_frame] if frame.f_code is _CALL_OF_MODULE]
-        whole = [(_call_of(None, run["args"], run["kwargs"])[0], run["self"]) for run in built]
-        shape = getattr(output, "shape", None)
-        gates = (gate for x, gate in (seen, *whole) if getattr(x, "shape", ()) == shape and self._takes(x, gate))
-        torch_gate = next(gates, None)
-        # 2. The method around it.
-        around = self._method_around(frames)
-        if around is None:
-            if torch_gate is not None:
-                self.refused.append(where)
+        place = self._method_around(frames)
+        if place is None:
+            self.refused += [line_of(frames[innermost])] * (torch_gate is not None)
             return
-        frame_number, owner, name, method = around
-        # 3. Down from the source of the method, frame by frame, to the source that calls an activation.
-        chain, numbers, gate = [method], list[int](), None
+        owner, method, at = place
+        chain, numbers, gate = [method], list[int](), torch_gate
         try:
-            while gate is None:
-                frame, calls_function = frames[frame_number], any(is_network_code[:frame_number])
-                if not calls_function and torch_gate is None:
-                    return  # a call of torch that is no gate, and no part of one
-                call_number, node = call_at(chain[-1], frame)
-                numbers.append(call_number)
-                if calls_function:
-                    held = called_by(chain[-1], node, type(owner))
-                    frame_number, function = _running(held, frames[:frame_number])
-                    x, function_gate = _call_in_progress(held, frames[frame_number])
-                    gate = function_gate if self._takes(x, function_gate) else None
-                    chain += [] if gate else [function]
-                else:
-                    gate = torch_gate
-            call = Call(name, tuple(numbers), digest_of(chain, numbers), line_of(frame), gate._get_name())
+            while at > innermost:
+                numbers.append(number_of_call(chain[-1], frames[at]))
+                function, below = _running(function_called(chain[-1], numbers[-1]), frames[:at])
+                whole = self._gate_in_progress(function, frames[below])
+                if whole is not None:
+                    gate = whole
+                    break
+                chain.append(function)
+                at = below
+            else:
+                if gate is None:
+                    return
+                numbers.append(number_of_call(chain[-1], frames[at]))
+            name, where = method.__code__.co_name, line_of(frames[at])
+            call = Call(name, tuple(numbers), digest_of(chain, numbers), where, gate._get_name())
         except ValueError as error:
-            self.refused += [f"{where}: {error}"] * (torch_gate is not None or gate is not None)
+            self.refused += [f"{line_of(frames[innermost])}: {error}"] * (torch_gate is not None)
             return
         self.found[owner].setdefault(call, gate)
 
-    def _method_around(self, frames: list[FrameType]) -> tuple[int, nn.Module, str, FunctionType] | None:
-        """(number of the frame that calls, object, name and function of the method around the frame).
+    def _method_around(self, frames: Sequence[FrameType]) -> tuple[nn.Module, FunctionType, int] | None:
+        """(object, method, number of the frame where the method stands) of the innermost method around the frames.
 
-        The method is the innermost one of a module of the model.
+        The object is a module of the model. The frame is the method's own, or of a function inside it.
         """
         for frame in frames:
             first = frame.f_code.co_varnames[:1] if frame.f_code.co_argcount else ()
             owner = frame.f_locals.get(*first) if first else None
             if isinstance(owner, nn.Module) and id(owner) in self._modules:
-                method = method_in(owner, frame)
-                if method is not None:
-                    codes = set(codes_in(frame.f_code))
-                    return next(below for below, each in enumerate(frames) if each.f_code in codes), owner, *method
+                held = inspect.getattr_static(type(owner), frame.f_code.co_name, None)
+                for method in functions_in(held):
+                    if method.__code__ is frame.f_code:
+                        return owner, method, _running(method, frames)[1]
         return None
 
-    def _takes(self, x: Any, gate: nn.Module) -> bool:
-        if not isinstance(x, Tensor) or not x.is_floating_point() or isinstance(x, nn.Parameter):  # it is a scale
-            return False
-        if gate._get_name().endswith("_") or any(map(torch.is_tensor, pytree.tree_leaves(vars(gate)))):
-            return False
-        form = form_at(gate)
-        return form is not None and form.kind in self._kinds
+    def _gate_in_progress(self, function: FunctionType, frame: FrameType) -> nn.Module | None:
+        """The gate that the function in a frame computes as a whole; none for one with any number of arguments."""
+        given = inspect.getargvalues(frame)
+        if given.varargs is not None or given.keywords is not None:
+            return None
+        return self._gate_of(function, (), {name: given.locals[name] for name in given.args})
 
 
-def _call_of(function: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, FunctionModule]:
-    """(the input of a call, the module that computes the same as the call)."""
-    rest = {name: value for name, value in named.items() if name != "inplace"}
-    x = args[0] if args else rest.pop("input" if "input" in rest else next(iter(rest), ""), None)
-    return x, FunctionModule(function, args[1:], rest)
+def _running(held: FunctionType, frames: Sequence[FrameType]) -> tuple[FunctionType, int]:
+    """(the function that runs, the number of its innermost frame) of a function and those that it decorates.
 
-
-def _call_in_progress(function: Any, frame: FrameType) -> tuple[Any, FunctionModule]:
-    """`_call_of` for the function that runs in a frame; a function with any number of arguments has no input."""
-    given = inspect.getargvalues(frame)
-    is_open = given.varargs is not None or given.keywords is not None
-    return _call_of(function, (), {} if is_open else {name: given.locals[name] for name in given.args})
-
-
-def _running(held: FunctionType | None, frames: Sequence[FrameType]) -> tuple[int, FunctionType]:
-    """(number of the innermost frame that runs a function or the one that it decorates, this function).
-
-    Raises ValueError where no frame runs it.
+    Raises ValueError where no frame runs one of these.
     """
     for function in reversed([*functions_in(held)]):  # decorators of several functions have the same code
-        for place, frame in enumerate(frames):
-            if frame.f_code in codes_in(function.__code__):
-                return place, function
+        codes = set(codes_in(function.__code__))
+        for number, frame in enumerate(frames):
+            if frame.f_code in codes:
+                return function, number
     raise ValueError("the source does not say which function runs")
-
-
-_CALL_OF_MODULE = nn.Module._call_impl.__code__
-LIBRARIES = ("torch.", "hf_lgelu.", "transformers.activations", "timm.layers.activations")
-"""The first parts of module names whose frames are not a network's own code."""
 
 
 def line_of(frame: FrameType) -> str:
@@ -274,7 +249,7 @@ def frames_inside(modules: Collection[int] | None = None) -> tuple[nn.Module | N
     frame: FrameType | None = sys._getframe(1)
     frames: list[FrameType] = []
     while frame is not None:
-        if frame.f_code is _CALL_OF_MODULE and (modules is None or id(frame.f_locals["self"]) in modules):
+        if frame.f_code is _RUN_OF_A_MODULE and (modules is None or id(frame.f_locals["self"]) in modules):
             return frame.f_locals["self"], frames
         frames.append(frame)
         frame = frame.f_back

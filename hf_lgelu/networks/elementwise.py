@@ -167,30 +167,6 @@ def is_piecewise_linear(values: Tensor) -> bool:
     return int((near.diff(n=2).abs() > 1e-5).sum()) <= 8  # a corner bends two differences
 
 
-def functions_in(held: Any) -> Iterator[types.FunctionType]:
-    """A function and the functions that it wraps as their decorator."""
-    left, seen = [held], set[int]()
-    while left:
-        function = left.pop(0)
-        if isinstance(function, types.FunctionType) and id(function) not in seen:
-            seen.add(id(function))
-            yield function
-            left += map(content_of, function.__closure__ or ())
-
-
-def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A code, and the codes of the functions that are defined inside it."""
-    yield code
-    for each in code.co_consts:
-        if isinstance(each, types.CodeType):
-            yield from codes_in(each)
-
-
-def content_of(cell: types.CellType) -> Any:
-    """The content of a function's variable, or None."""
-    return None if cell == types.CellType() else cell.cell_contents  # a cell is empty until its variable has a value
-
-
 def _apart(held: Any) -> Any:
     """A copy of the tensors and containers that tried code may write into."""
     if isinstance(held, Tensor):

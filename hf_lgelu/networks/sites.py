@@ -19,12 +19,11 @@ from hf_lgelu.networks.elementwise import (
     BOUNDED_KINDS,
     CONVERTED_KINDS,
     FunctionModule,
-    codes_in,
     form_at,
-    functions_in,
     is_linear,
     values_at,
 )
+from hf_lgelu.networks.source import codes_in, functions_in
 
 _FUSED_KERNEL = "activation_relu_or_gelu"
 _FUSED_CODES = {"relu": 1, "gelu": 2}

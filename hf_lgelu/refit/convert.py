@@ -26,7 +26,7 @@ from hf_lgelu.models.copies import (
 )
 from hf_lgelu.models.graph_gates import with_gate_modules
 from hf_lgelu.networks.batches import read_batches
-from hf_lgelu.networks.calls import CALLED_KINDS, Network
+from hf_lgelu.networks.calls import CALLED_KINDS, GatesAsModules
 from hf_lgelu.networks.smooth_calls import find_smooth_calls
 from hf_lgelu.processes import known_processes
 from hf_lgelu.refit.config import EFFORTS, RUNGS, ConversionConfig
@@ -122,7 +122,7 @@ def convert_to_relu(
     model, computed = with_plain_parts(model, config)
     processes = known_processes()
     shown = (sys.stderr.isatty() if progress is None else progress) and processes.is_main_process
-    with Network(model, config.kinds, config.outputs, config.box_channels) as network:
+    with GatesAsModules(model, config.kinds, config.outputs, config.box_channels) as network:
         started = time.perf_counter()
         task = prepare(network, data, config, shown)
         second, warnings = None, task.warnings
@@ -152,7 +152,7 @@ def with_plain_parts(model: nn.Module, config: ConversionConfig) -> tuple[nn.Mod
     return with_plain_weights(with_gate_modules(model, config.kinds or CALLED_KINDS))
 
 
-def prepare(network: Network, data: Any, config: ConversionConfig, progress: bool = False) -> Task:
+def prepare(network: GatesAsModules, data: Any, config: ConversionConfig, progress: bool = False) -> Task:
     """The samples in folds and the gates to exchange. Raises the errors of `convert_to_relu` about model and data."""
     model = network.model
     require_refittable(model, config)

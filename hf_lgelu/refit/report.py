@@ -9,7 +9,7 @@ from typing import Any
 
 from hf_lgelu.comparing.distance import Distance, networks_table
 from hf_lgelu.formats import counted, finite_or_none, percent, quoted, significant, text_table
-from hf_lgelu.networks.rewrite import CALLED
+from hf_lgelu.networks.rewrite import GATES_OF_CALLS
 
 REPORT_FILE = "report.json"
 """The report's file in the folder of a converted checkpoint."""
@@ -197,9 +197,9 @@ class ConversionReport:
                 lines.append(f"More hidden units usually help most: {more}.")
         lines += [f"warning: {warning}" for warning in self.warnings]
         lines += [f"still smooth: {call}" for call in self.smooth_calls]
-        modules = [name for name in self.gates if CALLED not in name.split(".")]
+        modules = [name for name in self.gates if GATES_OF_CALLS not in name.split(".")]
         if modules and not self.config_changes:  # a bare module has no config that says its gates
-            others = "" if len(modules) == len(self.gates) else f" but those of calls (`{CALLED}`)"
+            others = "" if len(modules) == len(self.gates) else f" but those of calls (`{GATES_OF_CALLS}`)"
             lines.append(
                 "To load the state dict elsewhere, first put ReLU into the fresh network at each name in "
                 f"`report.gates`{others} (`network.set_submodule(name, gate)`); other code computes another network"

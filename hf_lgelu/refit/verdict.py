@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from hf_lgelu.formats import counted, quoted, significant
 from hf_lgelu.models.config_keys import pretrained_roots, runtime_warnings
 from hf_lgelu.models.record import has_record, loads_elsewhere, saved_without_gates
-from hf_lgelu.networks.calls import lines_of_old_gates
 from hf_lgelu.networks.outputs import Outputs
+from hf_lgelu.networks.rewrite import lines_of_old_gates
 from hf_lgelu.refit.config import ConversionConfig
 from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT, LEAST_SAMPLES_TO_HOLD_OUT
 from hf_lgelu.refit.refusals import WHERE_NOT_FINITE, ConversionRefusedError

@@ -22,7 +22,7 @@ from torch.ao.quantization.quantize_fx import prepare_fx
 from torch.nn import functional as F
 
 import hf_lgelu
-from hf_lgelu.networks.calls import gates_as_modules
+from hf_lgelu.networks.calls import calls_as_modules
 from hf_lgelu.networks.sites import exchanged, find_sites, functions_as_modules
 from hf_lgelu.networks.smooth_calls import find_smooth_calls
 
@@ -144,26 +144,15 @@ def below(form, x, **others):
     return FORMS[form](x.flip(-1)) + others["shift"]
 
 
-class Parent(nn.Module):
-    @doubled
-    def forward(self, x):
-        return in_functions(self.a(x), form=self.form, shift=0.25)
-
-    @staticmethod
-    def pair(x, form):
-        first, second = x.chunk(2, -1)
-        return torch.cat([first * below(form, second, shift=1.0)] * 2, -1)
-
-
-class InFunctions(Parent):
+class InFunctions(Code):
     def __init__(self, form):
         super().__init__()
         self.form = form
-        self.a, self.b, self.out = nn.Linear(6, 12), nn.Linear(12, 12), nn.Linear(12, 3)
 
+    @doubled
     def forward(self, x):
-        hidden = self.pair(super().forward(x), self.form)
-        return self.out(Parent.forward(self, x) + super(InFunctions, self).forward(x) + self.b(hidden))  # noqa: UP008
+        first, second = in_functions(self.a(x), form=self.form, shift=0.25).chunk(2, -1)
+        return self.out(self.b(torch.cat([first * below(self.form, second, shift=1.0), first], -1)))
 
 
 class Container(nn.Sequential):
@@ -186,7 +175,7 @@ NETWORKS = {
     "shared module": (Shared(F.gelu), Shared(F.relu)),
     "module built anew": (BuiltAnew(), BuiltAnewEdited()),
     "method in an attribute": (Bound("smooth"), Bound("hard")),
-    "functions, a static method and parents": (InFunctions("smooth"), InFunctions("hard")),
+    "functions below decorators": (InFunctions("smooth"), InFunctions("hard")),
     "container": (Container(F.silu), Container(F.relu)),
     "hook of accelerate": (add_hook_to_module(OnOneLine(), ModelHook()), OnOneLineEdited()),
     "formula built anew": (FormulaBuiltAnew(), BuiltAnewEdited()),
@@ -269,7 +258,7 @@ def test_a_gate_that_is_a_module_below_is_no_call_of_the_module_above(x):
 
 def test_nothing_stays_behind_an_error(x):
     network = InTurn(F.gelu)
-    block = gates_as_modules(network, x[:2], ("gelu",))
+    block = calls_as_modules(network, x[:2], ("gelu",))
     block.__enter__()
     assert "called" in network._modules
     assert not block.__exit__(ZeroDivisionError, ZeroDivisionError(), None)
@@ -309,18 +298,16 @@ class Plain(Base):
 class Inner(Base):
     scale = staticmethod(lambda x: x)
 
-    def __hidden(self, x):
-        return sum([(lambda y: F.mish(y))(self.b(part)) for part in [static(self.a(x)), self.own(self.a(x))]])
-
     def hidden(self, x):
-        return super().__repr__() and self.__hidden(self.scale(x))
-
-    @staticmethod
-    def own(x, beta=1.0):
-        return x * torch.sigmoid(beta * x)
+        x = super().__repr__() and self.scale(x)
+        return sum([(lambda y: F.mish(y))(self.b(part)) for part in [whole(self.a(x)), formula(self.a(x))]])
 
 
-def static(x):
+def formula(x, beta=1.0):
+    return x * torch.sigmoid(beta * x)
+
+
+def whole(x):
     return F.silu(x)
 """
 
@@ -344,8 +331,8 @@ def test_calls_in_every_shape_of_code_become_gates_and_each_line_stays(name, x, 
     renamed = module_of(text.replace(name, f"{name}2"), tmp_path, "code_of_other_names")  # and of equal methods
     hf_lgelu.convert_to_relu(getattr(renamed, f"{name}2")(), x)
     network = getattr(module_of(text, tmp_path, "code_as_it_was"), name)()
-    for call in ("F.gelu", "F.elu", "F.mish", "static(", "self.own("):
-        text = text.replace(f"{call}(" if call[-1] != "(" else call, "relu_of(")
+    for call in ("F.gelu", "F.elu", "F.mish", "[whole(", " formula("):
+        text = text.replace(f"{call}(" if call[-1] != "(" else call[1:], "relu_of(")
     text = re.sub(r"torch.nn\s+\.functional\s+\.silu", "relu_of", text)
     text += "\n\ndef relu_of(x=None, *args, input=None, **kwargs):\n    return torch.relu(input if x is None else x)\n"
     edited = getattr(module_of(text, tmp_path, "code_edited"), name)()
@@ -463,7 +450,7 @@ def test_looking_leaves_nothing_and_tries_only_what_a_forward_reads(x):
     assert [site.name for site in find_sites(network)] == ["gate"]
     assert network.told == []
     hf_lgelu.convert_to_relu(OfFunctions(), x)
-    with functions_as_modules(network, ("gelu",)), gates_as_modules(network, x[:2]):
+    with functions_as_modules(network, ("gelu",)), calls_as_modules(network, x[:2]):
         assert type(network) is not Watched
     assert (type(network), Watched.forward, swish) == (Watched, forward, function)
     pickle.dumps(OfFunctions())
@@ -509,7 +496,7 @@ class CalledItself(Code):
 def test_a_gate_in_the_networks_own_call_is_found_and_exchanged(x):
     network = CalledItself()
     assert [call.count for call in find_smooth_calls(network, x)] == [1, 1]
-    with gates_as_modules(network, x[:2], ("gelu",)):
+    with calls_as_modules(network, x[:2], ("gelu",)):
         gates = dict(network.named_children())["called"]
         with exchanged(find_sites(network), [nn.ReLU() for _ in gates]):
             torch.testing.assert_close(network(x), 2 * F.relu(network.out(F.relu(network.a(x)))))
@@ -571,6 +558,11 @@ class BoundInAList(Code):
         return self.out(self.steps[0](x))
 
 
+class OfAParent(OnOneLine):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
 class OfTheClass(Code):
     @classmethod
     def swish(cls, x):
@@ -595,6 +587,7 @@ exec("class NoText(Code):\n    def forward(self, x):\n        return self.out(F.
             OfTheClass,
             r"calls activations where no module can take their place .*test_calls.py:\d+ \(OfTheClass.swish\)",
         ),
+        (OfAParent, r"calls activations where .*test_calls.py:\d+ \(OnOneLine.forward\)"),
         (BoundInAList, r"or goes on calling them .*test_calls.py:\d+ \(BoundInAList.hidden\)"),
     ],
 )
@@ -719,5 +712,5 @@ def test_arithmetic_and_scales_are_no_gates(x):
             return self.out(2 * x.clamp(min=0.01).abs().relu() / scale)
 
     network = Scaled()
-    with gates_as_modules(network, x[:2]):
+    with calls_as_modules(network, x[:2]):
         assert "called" not in network._modules
