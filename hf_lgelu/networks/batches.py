@@ -1,8 +1,6 @@
 """Batches on the CPU, in the form that a model takes, read from all forms of user data."""
 
 import inspect
-import io
-import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -155,10 +153,7 @@ class Batch:
 
 def _leaves(inputs: Any) -> dict[str, Any]:
     """{name: leaf} of inputs, in their order."""
-    try:
-        leaves, _ = pytree.tree_flatten_with_path(inputs)
-    except ValueError:  # a class that is registered without names for its parts
-        return {str(number): leaf for number, leaf in enumerate(pytree.tree_leaves(inputs))}
+    leaves, _ = pytree.tree_flatten_with_path(inputs)
     return {".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path): leaf for path, leaf in leaves}
 
 
@@ -218,7 +213,7 @@ def read_batches(
             files are often sorted by class; an iterable gives its first samples, and no batch beyond these is asked
             for.
 
-    Raises TypeError for a value that is no tensor, no plain constant and no object with tensors. Raises ValueError for
+    Raises TypeError for a value that is no tensor, no plain constant and no container of these. Raises ValueError for
     a first batch that the model does not take, with the model's message, and for batches that differ in form, names,
     dtypes, numbers of axes or constants.
     """
@@ -421,42 +416,10 @@ def _prepared(name: str, value: Any) -> Any:
         return value
     if isinstance(value, Mapping) and pytree.tree_is_leaf(value):
         value = dict(value)
-    if pytree.tree_is_leaf(value) and hasattr(value, "to"):
-        _look_into(type(value))
     parts, structure = pytree.tree_flatten(value, is_leaf=lambda part: part is not value)
     if pytree.tree_is_leaf(value) or (parts and isinstance(parts[0], str)):
         raise _not_read(name, value)
     return pytree.tree_unflatten([_prepared(name, part) for part in parts], structure)
-
-
-def _look_into(kind: type) -> None:
-    """Teach torch to find and replace the tensors in objects of a class, such as graphs.
-
-    An object is pickled, and each of its tensors is a number there.
-    """
-
-    def flatten(value: Any) -> tuple[list[Tensor], bytes]:
-        tensors: list[Tensor] = []
-
-        def number_of(part: Any) -> int | None:
-            tensors.extend([part] if isinstance(part, Tensor) else [])
-            return len(tensors) - 1 if isinstance(part, Tensor) else None
-
-        pickler: Any = pickle.Pickler(file := io.BytesIO())
-        pickler.persistent_id = number_of
-        pickler.dump(value)
-        return tensors, file.getvalue()
-
-    def flatten_with_keys(value: Any) -> tuple[list[tuple[Any, Tensor]], bytes]:
-        found, pickled = flatten(value)
-        return [(pytree.SequenceKey(number), tensor) for number, tensor in enumerate(found)], pickled
-
-    def unflatten(others: Iterable[Any], pickled: bytes) -> Any:
-        unpickler: Any = pickle.Unpickler(io.BytesIO(pickled))
-        unpickler.persistent_load = list(others).__getitem__
-        return unpickler.load()
-
-    pytree.register_pytree_node(kind, flatten, unflatten, flatten_with_keys_fn=flatten_with_keys)
 
 
 def _not_read(name: str, value: Any) -> TypeError:

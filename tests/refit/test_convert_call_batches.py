@@ -38,21 +38,6 @@ class Messages(nn.Module):
         return self.head(x)
 
 
-class Graph:
-    """A graph class of one's own; torch cannot look into it."""
-
-    def __init__(self, **parts):
-        self.parts = parts
-
-    def to(self, device):
-        return Graph(**{name: part.to(device) for name, part in self.parts.items()})
-
-
-class OfObjects(Messages):
-    def forward(self, graph):
-        return super().forward(**graph.parts)
-
-
 def joined(graphs):
     """One graph of several."""
     edges, before = [], 0
@@ -152,7 +137,6 @@ CASES = {
     "edges and nodes by position": (Messages, lambda number: tuple(graph(number).values())),
     "list of graphs": (OfLists, lambda number: [graph(3 * number + part) for part in range(1 + number % 3)]),
     "graphs and labels": (OfLists, lambda number: ([graph(number), graph(number + 99)], torch.tensor([0, 1]))),
-    "objects": (OfObjects, lambda number: Graph(**graph(number))),
     "adjacency": (Dense, dense),
     "sets": (Set, points),
     "images of all sizes": (Images, lambda number: [image(number), image(number + 99)]),
