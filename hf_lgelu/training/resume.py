@@ -1,60 +1,20 @@
 """Checkpoints from which a training resumes, or takes the best: of the same network, and loaded whole."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import extract_model_from_parallel
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import nn
-from transformers import PreTrainedModel, TrainerState
-from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import get_last_checkpoint, sort_checkpoints
-from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
+from transformers import PreTrainedModel
+from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from hf_lgelu.activation.gates import GATES
 from hf_lgelu.models.config_keys import config_entries
 from hf_lgelu.models.loading import from_pretrained
 from hf_lgelu.models.record import RECORD_KEY
-
-logger = logging.get_logger(__name__)
-
-
-def whole_checkpoint(folder: str | bool, output_dir: str) -> str | bool:
-    """The checkpoint from which a run resumes: `folder`, or the last checkpoint in it (True: in `output_dir`).
-
-    If this checkpoint is not whole, the last whole checkpoint before it is taken. Trainer writes trainer_state.json
-    last; if this file cannot be read, the run was stopped while it saved. A full disk or a copy may have cut off the
-    weights. Raises ValueError if no checkpoint is whole.
-    """
-    of_run = output_dir if isinstance(folder, bool) else folder
-    given = (get_last_checkpoint(of_run) if os.path.isdir(of_run) else None) or folder
-    if isinstance(given, bool) or not os.path.isdir(given):
-        return folder  # Trainer raises the error
-    last = str(Path(given))
-    before = sort_checkpoints(os.path.dirname(last))
-    before = before[: before.index(last)] if last in before else []
-    broken: list[str] = []
-    for checkpoint in (last, *reversed(before)):
-        state = os.path.join(checkpoint, TRAINER_STATE_NAME)
-        try:
-            TrainerState.load_from_json(state)
-            _checkpoint_keys(checkpoint)
-        except (OSError, TypeError, ValueError, SafetensorError) as error:
-            broken.append(checkpoint if isinstance(error, SafetensorError) else state)
-            continue
-        if broken:
-            logger.warning(
-                f"{', '.join(broken)}: absent, empty or damaged, as if the run was stopped while it saved. Training "
-                f"goes on from {checkpoint}, the last whole checkpoint before"
-            )
-        return checkpoint
-    raise ValueError(
-        f"{broken[0]} is absent, empty or damaged, and there is no whole checkpoint before it. Begin a new run, from "
-        f"the weights if {last} has them: from_pretrained({last!r})"
-    )
 
 
 def require_same_gates(folder: str, model: nn.Module) -> None:

@@ -23,7 +23,7 @@ from hf_lgelu.networks.sites import LEARNED_KINDS, SMOOTH_KINDS, find_sites, lam
 from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
 from hf_lgelu.training.callbacks import HardeningCallback, HardnessLogCallback
 from hf_lgelu.training.refusals import refuse_with_gates, warn_not_learning, warn_ungrouped
-from hf_lgelu.training.resume import load_renamed, require_same_gates, whole_checkpoint
+from hf_lgelu.training.resume import load_renamed, require_same_gates
 
 _COLLECTED = ("_metrics", "_stored_metrics", "accum_loss_components")
 """The attributes where the losses of TRL's and sentence-transformers' trainers collect numbers for their logs."""
@@ -98,15 +98,6 @@ class LambdaGELUTrainer(Trainer):
         if args.log_hardness and lambda_gelu_modules(self.model):
             HardnessLogCallback.add_to(self)
         self._prepare_training()  # each `train` does it again (`_hp_search_setup`); here errors come early
-
-    def train(self, resume_from_checkpoint: str | bool | None = None, *others: Any, **options: Any) -> Any:
-        """Trainer's training, which also resumes from a run's folder.
-
-        If a checkpoint was cut off, the last whole checkpoint before it is taken.
-        """
-        if resume_from_checkpoint:
-            resume_from_checkpoint = whole_checkpoint(resume_from_checkpoint, self.args.output_dir)
-        return super().train(resume_from_checkpoint, *others, **options)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Trainer's optimizer, with the raw hardness in its own group.

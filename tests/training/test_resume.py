@@ -1,7 +1,5 @@
 """A run resumed from any of its checkpoints is the run that was never interrupted, bit for bit."""
 
-import os
-
 import pytest
 import torch
 from tiny_training import (
@@ -113,24 +111,3 @@ def test_another_network_does_not_resume(tmp_path, saved, resumed, message):
             resume_from_checkpoint=str(tmp_path / "checkpoint-1")
         )
     assert_same_state(state_of(model), before)
-
-
-def test_a_checkpoint_that_was_cut_off_is_left_for_the_last_whole_one(tmp_path, caplog):
-    states = {"1": None, "2": '{"train_batch_size": 4}', "10": "", "11": '{"epoch": 3.'}
-    for kind, text in states.items():
-        (tmp_path / f"checkpoint-{kind}").mkdir()
-        if text is not None:
-            (tmp_path / f"checkpoint-{kind}" / "trainer_state.json").write_text(text)
-    tiny_model(seed=5).save_pretrained(tmp_path / "checkpoint-2")
-    tiny_model(seed=6).save_pretrained(tmp_path / "checkpoint-9")
-    (tmp_path / "checkpoint-9" / "trainer_state.json").write_text(states["2"])
-    os.truncate(tmp_path / "checkpoint-9" / "model.safetensors", 3000)
-    for given in (True, str(tmp_path), str(tmp_path / "checkpoint-10")):
-        caplog.clear()
-        trainer = tiny_trainer(tmp_path, learning_rate=0.0)
-        trainer.train(resume_from_checkpoint=given)
-        assert_same_state(state_of(trainer.model), state_of(tiny_model(seed=5)))
-        assert str(tmp_path / "checkpoint-10" / "trainer_state.json") in caplog.text
-        assert f"goes on from {tmp_path / 'checkpoint-2'}" in caplog.text
-    with pytest.raises(ValueError, match=r"checkpoint-1.trainer_state\.json"):
-        tiny_trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))

@@ -7,10 +7,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints
 from transformers.utils.logging import disable_progress_bar
 
-from hf_lgelu.training.resume import whole_checkpoint
 from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions, ModelOptions
 from lgelu_lab.benchmarks.source import DATA_DIR_VARIABLE
 from lgelu_lab.benchmarks.table import BENCHMARKS
@@ -59,10 +59,8 @@ def _checkpoint_of(folder: Path, settings: Mapping[str, Any]) -> str | None:
     if not any(folder.glob(_CHECKPOINTS)):
         return None
     refuse_differing(folder, "an interrupted run", settings, read_settings(folder))  # before rows are loaded
-    try:
-        return str(whole_checkpoint(str(folder), str(folder)))
-    except ValueError:  # stopped while it saved the first: from the start
-        return None
+    whole = [path for path in sort_checkpoints(str(folder)) if Path(path, TRAINER_STATE_NAME).exists()]
+    return whole[-1] if whole else None  # Trainer writes this file last
 
 
 @lru_cache(maxsize=1)

@@ -24,7 +24,7 @@ from transformers import (
     set_seed,
 )
 from transformers.activations import ACT2FN
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
 from hf_lgelu import (
     HardeningConfig,
@@ -44,7 +44,6 @@ from hf_lgelu.models.hardening import hardening_progress
 from hf_lgelu.models.surgery import TemporaryRelu
 from hf_lgelu.networks.outputs import IGNORED_LABEL, labels_of_predictions
 from hf_lgelu.networks.sites import LEARNED_KINDS, SMOOTH_KINDS, find_sites
-from hf_lgelu.training.resume import whole_checkpoint
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions, ModelOptions
 from lgelu_lab.benchmarks.images import AugmentationCallback
@@ -92,7 +91,8 @@ def run_benchmark(run: RunArguments, training: LambdaGELUTrainingArguments) -> R
     folder = Path(training.output_dir)
     with sole_writer(folder) if training.should_save else nullcontext():
         if training.resume_from_checkpoint is not None:
-            training.resume_from_checkpoint = str(whole_checkpoint(training.resume_from_checkpoint, str(folder)))
+            given = training.resume_from_checkpoint  # a checkpoint, or the folder of a run
+            training.resume_from_checkpoint = get_last_checkpoint(given) or given
         else:
             for name, what in ((RECORD_FILE, "a finished run"), ("config.json", "a model")):
                 if (folder / name).exists():
