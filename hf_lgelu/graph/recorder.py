@@ -17,7 +17,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,17 +41,6 @@ MARK = "activation_site"
 @library.custom_op(f"hf_lgelu::{MARK}", mutates_args=())
 def _activation_site(x: Tensor, site: int) -> Tensor:
     return x.clone()  # the recorder runs the gate in its place
-
-
-def _differentiated(context: Any, gradient: Tensor) -> Any:
-    # A recording would hold the slope of the old gate.
-    raise ValueError(
-        "the network takes the gradient of its own output inside the forward pass, through a gate, as models of forces "
-        "do; a recording cannot follow it. Convert the module that gives the energy"
-    )
-
-
-library.register_autograd(f"hf_lgelu::{MARK}", _differentiated)
 
 
 def _mark(x: Tensor, site: int) -> Tensor:
@@ -159,7 +148,7 @@ class Recorder(TorchDispatchMode):
             given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
             if isinstance(func, OpOverload) and func.overloadpacket.__name__.startswith(_DRAWN):
                 return self._draw(func, args, kwargs)
-            if isinstance(func, OpOverload) and (func._schema.is_mutable or _moves_statistics(func, args)):
+            if isinstance(func, OpOverload) and func._schema.is_mutable:
                 return self._in_place(func, args, kwargs)
             nodes, named = pytree.tree_map_only(Tensor, self.node, (args, kwargs))
             output = func(*args, **kwargs)
@@ -211,18 +200,11 @@ class Recorder(TorchDispatchMode):
             for argument in arguments
             if argument.alias_info is not None and argument.alias_info.is_write and named.get(argument.name) is not None
         ]
-        if _moves_statistics(func, args):
-            written = [name for name in ("running_mean", "running_var") if named.get(name) is not None]
         nodes = pytree.tree_map_only(Tensor, self.node, named)
         targets = [leaf for name in written for leaf in pytree.tree_leaves(named[name])]
         others = [leaf for leaf in pytree.tree_leaves(named) if isinstance(leaf, Tensor)]
         output = func(*args, **kwargs)
-        if not func._schema.is_mutable:  # torch does not count the writes of a norm, and `buffers_kept` asks for it
-            for target in targets:
-                torch.autograd.graph.increment_version(target)
-        if func is aten.copy_.default:
-            values = [self._copied(targets[0], nodes["self"], named["src"], nodes["src"])]
-        elif (twin := _twin(func, written)) is not None and len({tensor.dtype for tensor in others}) == 1:
+        if (twin := _twin(func, written)) is not None and len({tensor.dtype for tensor in others}) == 1:
             plain = [each.name for each in twin._schema.arguments if not each.kwarg_only and each.name in nodes]
             further = {each.name for each in twin._schema.arguments if each.kwarg_only and each.name in nodes}
             values = [self._made(twin, [nodes[name] for name in plain], {name: nodes[name] for name in further})]
@@ -237,18 +219,6 @@ class Recorder(TorchDispatchMode):
                 self._write(target, value)
             self._shape(value, target)
         return output
-
-    def _copied(self, target: Tensor, target_node: Node, source: Any, node: Any) -> Node:
-        """The value of `target.copy_(source)`."""
-        if not isinstance(source, Tensor):
-            return self._made(aten.full_like.default, (target_node, node), {})
-        if source.dtype != target.dtype:
-            node = self._made(aten.to.dtype, (node, target.dtype), {})
-            self._shape(node, source)
-        if source.shape != target.shape:
-            node = self._made(aten.expand.default, (node, list(target.shape)), {})
-        # A node of its own: later changes of the source are none of the target.
-        return self._made(aten.clone.default, (node,), {})
 
     def _write(self, target: Tensor, value: Node) -> None:
         """Let `value` be what `target` holds from now on, and what all tensors on its memory show a part of."""
@@ -273,12 +243,6 @@ class Recorder(TorchDispatchMode):
         if name in ("select", "slice", "diagonal"):
             twin = getattr(aten, f"{name}_scatter").default
             return self._made(twin, (whole, part, *step.args[1:]), dict(step.kwargs))
-        if name in ("alias", "detach", "view_as", "lift_fresh"):
-            return part
-        if name in ("view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze"):
-            return self._made(aten.reshape.default, (part, list(base.shape)), {})
-        if name in ("t", "numpy_T", "transpose"):
-            return self._made(step.target, (part, *step.args[1:]), {})
         return self._made(with_part, (whole, part, *_layout(base, view)), {})
 
     def _learn_all(self, output: Any, node: Node, given: Sequence[Tensor]) -> None:
@@ -380,33 +344,38 @@ def record(
     model stays as it is.
     """
 
-    def attempt(*contexts: Any) -> Recorder:
-        recorder = Recorder(model, sites)
-        given = pytree.tree_map_only(Tensor, torch.clone, (args, kwargs))
-        for path, leaf in pytree.tree_flatten_with_path(given)[0]:
-            if isinstance(leaf, Tensor):
-                recorder.input(leaf, _name_of(path))
-        markers = [FunctionModule(_mark, (index,)) for index in range(len(sites))]
-        with ExitStack() as block:
-            block.enter_context(structure_kept(model))
-            block.enter_context(buffers_kept(model))
-            block.enter_context(exchanged(sites, markers))
-            for context in (evaluation_mode(model), same_randomness(), recorder.modules_noted(), *contexts):
-                block.enter_context(context)
-            block.enter_context(_ReadsByPython(recorder))
-            block.enter_context(recorder)
-            outputs = run(*given[0], **given[1])
-        recorder.output(outputs)
-        return recorder
-
+    recorder = Recorder(model, sites)
+    given = pytree.tree_map_only(Tensor, torch.clone, (args, kwargs))
+    for path, leaf in pytree.tree_flatten_with_path(given)[0]:
+        if isinstance(leaf, Tensor):
+            recorder.input(leaf, _name_of(path))
+    markers = [FunctionModule(_mark, (index,)) for index in range(len(sites))]
     is_fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # one operation for a whole encoder layer
     try:
-        return attempt(torch.inference_mode())
-    except RuntimeError:  # a forward that needs gradients, as for forces
-        return attempt(torch.no_grad())
+        with (
+            structure_kept(model),
+            buffers_kept(model),
+            exchanged(sites, markers),
+            evaluation_mode(model),
+            same_randomness(),
+            recorder.modules_noted(),
+            torch.inference_mode(),
+            _ReadsByPython(recorder),
+            recorder,
+        ):
+            outputs = run(*given[0], **given[1])
+    except RuntimeError as error:
+        if "does not require grad" not in str(error):
+            raise
+        raise ValueError(
+            f"{type(model).__name__} takes a gradient inside its forward pass, as models of forces do, and a recording "
+            "cannot follow it. Convert the module that gives the energy"
+        ) from error
     finally:
         torch.backends.mha.set_fastpath_enabled(is_fused)
+    recorder.output(outputs)
+    return recorder
 
 
 def _name_of(path: Sequence[Any]) -> str:
@@ -473,12 +442,6 @@ def _place(tensor: Tensor) -> Any:
     if not memory:
         return id(tensor)
     return memory, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype
-
-
-def _moves_statistics(func: Any, args: Sequence[Any]) -> bool:
-    """Whether a norm computes its statistics anew, and writes them into its running ones unasked."""
-    name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else ""
-    return name in ("batch_norm", "instance_norm") and bool(args[5]) and args[3] is not None
 
 
 def _twin(func: Any, written: Sequence[str]) -> Any:
