@@ -17,45 +17,28 @@ class MLPConfig(PreTrainedConfig):
 
     Args:
         num_features: columns of the input, e.g. 784 for a flattened 28x28 image. Required.
-        hidden_size: units of each hidden layer; a list gives each layer its own number, as after pruning.
-        num_hidden_layers: hidden layers, each with an activation of its own. The default is 4, or the length of a list
-            of sizes.
+        hidden_size: units of each hidden layer.
+        num_hidden_layers: hidden layers, each with an activation of its own.
         hidden_act: a key of transformers' `ACT2FN`; importing `hf_lgelu` adds "lambda_gelu".
         num_labels: classes, at least 2 (the base class's argument; `id2label` gives them names).
 
     >>> import hf_lgelu
-    >>> config = hf_lgelu.MLPConfig(num_features=14, hidden_size=[32, 16], hidden_act="relu")
-    >>> config.num_hidden_layers, config.hidden_sizes
-    (2, [32, 16])
+    >>> hf_lgelu.MLPConfig(num_features=14, hidden_act="relu").num_hidden_layers
+    4
     """
 
     model_type = "lgelu_mlp"
     has_no_defaults_at_init = True  # saving must not build a config without num_features, which is required
 
     num_features: int
-    hidden_size: int | list[int] = 256
-    num_hidden_layers: int | None = None
+    hidden_size: int = 256
+    num_hidden_layers: int = 4
     hidden_act: str = "lambda_gelu"
 
     def __post_init__(self, **kwargs: object) -> None:
-        sizes = self.hidden_size
-        if self.num_hidden_layers is None:
-            self.num_hidden_layers = 4 if isinstance(sizes, int) else len(sizes)
-        if not isinstance(sizes, int) and len(sizes) != self.num_hidden_layers:
-            raise ValueError(
-                f"hidden_size must be one size, or one for each of the {self.num_hidden_layers} hidden layers, "
-                f"got {sizes!r}"
-            )
         super().__post_init__(**kwargs)
         if self.num_labels < 2:
             raise ValueError(f"num_labels must be at least 2, one per class, got {self.num_labels}")
-
-    @property
-    def hidden_sizes(self) -> list[int]:
-        """Units of each hidden layer, in order."""
-        if isinstance(self.hidden_size, int):
-            return [self.hidden_size] * (self.num_hidden_layers or 0)
-        return list(self.hidden_size)
 
 
 class MLPForClassification(PreTrainedModel):
@@ -77,7 +60,7 @@ class MLPForClassification(PreTrainedModel):
 
     def __init__(self, config: MLPConfig) -> None:
         super().__init__(config)
-        sizes = [config.num_features, *config.hidden_sizes]
+        sizes = [config.num_features, *[config.hidden_size] * config.num_hidden_layers]
         self.layers = nn.ModuleList(
             # A new activation each time, so each layer learns its own hardness.
             nn.ModuleDict({"linear": nn.Linear(*pair), "activation": get_activation(config.hidden_act)})

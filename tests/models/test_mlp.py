@@ -82,19 +82,6 @@ def test_weights_start_like_torchs_own_linear_layers():
             assert tensor.std().item() == pytest.approx(bound / math.sqrt(3), rel=tolerance)
 
 
-def test_layers_of_different_widths_compute_and_reload(tmp_path):
-    model, features = small_mlp("relu", hidden_size=[6, 2, 3]), small_batch()["features"]
-    assert [tuple(layer.linear.weight.shape) for layer in model.layers] == [(6, 5), (2, 6), (3, 2)]
-    assert tuple(model.classifier.weight.shape) == (4, 3)
-    with torch.no_grad():
-        logits = model(features).logits
-    np.testing.assert_allclose(logits, loop_logits(model, features, ACTIVATIONS["relu"]), rtol=2e-5, atol=2e-5)
-    model.save_pretrained(tmp_path)
-    reloaded = AutoModel.from_pretrained(tmp_path)
-    assert reloaded.config.hidden_size == [6, 2, 3]
-    assert torch.equal(reloaded(features).logits, logits)
-
-
 def test_a_load_fills_missing_tensors_and_leaves_the_others(tmp_path):
     model = small_mlp()
     torch.nn.init.constant_(model.layers[0].linear.weight, 0.5)  # a value that initialization cannot draw
@@ -141,7 +128,6 @@ def test_accumulation_does_not_scale_the_gradient(tmp_path):
     ("changes", "error", "message"),
     [
         ({}, TypeError, "num_features"),
-        ({"num_features": 5, "hidden_size": [3], "num_hidden_layers": 2}, ValueError, r"each of the 2 .* got \[3\]"),
         ({"num_features": 5, "num_labels": 1}, ValueError, "num_labels.* 2"),
         ({"num_features": 5, "id2label": {0: "only"}}, ValueError, "num_labels.* 2"),
     ],
