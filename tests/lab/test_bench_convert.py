@@ -25,6 +25,8 @@ def test_a_conversion_is_timed_in_this_process(small):
     assert tuple(measured) == TIME_COLUMNS
     assert 0 < measured["seconds"] < 60
     assert 0.05 < measured["peak_gib"] < 64
+    assert 2 * measured["forward_seconds"] <= measured["least_seconds"] + 0.002  # both are rounded
+    assert measured["least_seconds"] < measured["processor_seconds"]
 
 
 def test_the_committed_rows_can_be_added_to():
