@@ -40,7 +40,6 @@ _OF_A_FORM = {
     **dict.fromkeys(_OF_A_CARD, ("relu", "gelu")),
     **dict.fromkeys(_OF_INT8, ("int8",)),
 }
-"""{option of `hf-lgelu export`: the forms that take it}; all forms take the other options."""
 
 _OF_A_SET = ("column", "pair_column", "label_column", "sequence_length", *_OF_EVALUATION[1:], "max_eval_samples")
 _NEEDS = {
@@ -56,7 +55,7 @@ GROUPS = ("most used", "input", "method", "output", "Hub")
 
 def _option(group: str, help: str, default: Any = dataclasses.MISSING, **settings: Any) -> Any:
     """An option. `choices` are the accepted words. `is_word` says that the option is given without its name. `reads` is
-    "model" or "dataset" if the value names a folder, file or Hub id of this kind. `argument` is another name in Python.
+    "model" or "dataset" if the value names a folder, file or Hub id of this kind.
     """
     return field(default=default, metadata={"group": group, "help": help.replace("%", "%%"), **settings})
 
@@ -84,6 +83,8 @@ class Arguments:
 
     command: ClassVar[str]
     examples: ClassVar[tuple[str, str]]
+    forms: ClassVar[dict[str, tuple[str, ...]]] = {}
+    """{option: the words of --to that take it}; all words take the other options."""
 
     @property
     def progress(self) -> bool:
@@ -107,9 +108,7 @@ class CheckpointArguments(Arguments):
     """The checkpoint, which is given without the name of an option."""
 
     model: str = _first("Folder or Hub id of the checkpoint.", is_word=True, reads="model")
-    trust_remote_code: bool = _input(  # transformers' messages have `trust_remote_code=True`
-        "Run code that the checkpoint brings. Default: not run.", False, argument="trust_remote_code=True"
-    )
+    trust_remote_code: bool = _input("Run code that the checkpoint brings. Default: not run.", False)
 
     @property
     def reading(self) -> dict[str, bool]:
@@ -150,7 +149,6 @@ class OutputArguments(RowArguments):
         "validation or test split of --data, in export random inputs.",
         None,
         reads="dataset",
-        argument="evaluation_data",
     )
     evaluation_split: str | None = _input("Its split. Default: validation or test, else the only split.", None)
     evaluation_config: str | None = _input("Its configuration. Default: the only one.", None)
@@ -237,11 +235,12 @@ class ExportArguments(OutputArguments):
         "hf-lgelu export runs/tabular --output_dir out/relu --evaluation test.csv",
         "hf-lgelu export out/relu --to int8 --data texts.txt --output_dir out/int8 --original you/your-bert",
     )
+    forms = _OF_A_FORM
 
     model: str = _first("Folder or Hub id of the checkpoint, or for int8 an ONNX file.", is_word=True, reads="model")
     data: str | None = _first(
-        f"With --to int8: inputs from where the model is used: {_DATA}; of an ONNX file, a folder of pictures, or "
-        "arrays in an .npz or .npy file. Default: none.",
+        f"Inputs from where the model is used: {_DATA}; of an ONNX file, a folder of pictures, or arrays in an .npz or "
+        ".npy file. Default: none.",
         None,
         reads="dataset",
     )
@@ -249,13 +248,13 @@ class ExportArguments(OutputArguments):
         f"{'; '.join(map(': '.join, EXPORT_FORMS.items()))}. Default: relu.", "relu", choices=tuple(EXPORT_FORMS)
     )
     original: str | None = _input(
-        "With --to int8: the checkpoint before the conversion. int8 may take as much from the model as from this one. "
-        "Default: the relative error of int8 decides.",
+        "The checkpoint before the conversion. int8 may take as much from the model as from this one. Default: the "
+        "relative error of int8 decides.",
         None,
         reads="model",
     )
     operations: str | None = _method(
-        "What int8 computes in integers: all operations, or in layers only the matrix products and convolutions. "
+        "What is computed in integers: all operations, or in layers only the matrix products and convolutions. "
         "Default: layers for a network with attention, else all.",
         None,
         choices=("all", "layers"),
@@ -266,7 +265,7 @@ class ExportArguments(OutputArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = [f"--{name}" for name, forms in _OF_A_FORM.items() if getattr(self, name) and self.to not in forms]
+        given = [f"--{name}" for name, forms in self.forms.items() if getattr(self, name) and self.to not in forms]
         if given:
             raise ValueError(f"{' and '.join(given)}: --to {self.to} does not take that; leave it out")
         if self.to == "int8" and self.data is None:
@@ -321,12 +320,3 @@ COMMANDS: dict[str, type[Arguments]] = {
     kind.command: kind
     for kind in (ConvertArguments, ExportArguments, CompareArguments, DemoArguments, ProfileArguments)
 }
-
-OPTIONS: dict[str, str] = {
-    argument: f"--{entry.name}"
-    for kind in COMMANDS.values()
-    for entry in fields(kind)
-    if "is_word" not in entry.metadata
-    for argument in (entry.name, entry.metadata.get("argument", entry.name))
-}
-"""{argument in a message of Python: option of the command}."""

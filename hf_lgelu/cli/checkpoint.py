@@ -135,9 +135,4 @@ def _read_sentence_network(name: str, *, trust_remote_code: bool = False) -> nn.
 def push(folder: Path, repo_id: str | None, *, private: bool, tell: Callable[[str], None]) -> None:
     """Push a finished folder if a repository was named, and say where it is."""
     if repo_id is not None:
-        try:
-            tell(f"Pushed: {push_to_hub(folder, repo_id, private=private or None).commit_url}")
-        except KeyboardInterrupt as interrupt:
-            raise KeyboardInterrupt(
-                f"{folder} is complete, but not pushed: call hf_lgelu.push_to_hub({str(folder)!r}, {repo_id!r})"
-            ) from interrupt
+        tell(f"Pushed: {push_to_hub(folder, repo_id, private=private or None).commit_url}")

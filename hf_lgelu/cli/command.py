@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hf_lgelu.cli.arguments import COMMANDS, GROUPS, OPTIONS, Arguments
+from hf_lgelu.cli.arguments import COMMANDS, GROUPS, Arguments
 from hf_lgelu.cli.data import open_sets
 from hf_lgelu.files import local, require_replaceable, require_there
 
@@ -29,7 +29,7 @@ class _Parser(argparse.ArgumentParser):
     """Prints what is wrong with a call in one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(WRONG_CALL, f"{self.prog}: {in_options(message.removeprefix('argument '))}; {self.prog} --help\n")
+        self.exit(WRONG_CALL, f"{self.prog}: {message.removeprefix('argument ')}; {self.prog} --help\n")
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -58,6 +58,7 @@ def command_line() -> tuple[_Parser, dict[str, _Parser]]:
 def _add_command(commands: Any, kind: type[Arguments]) -> None:
     """Add the parser of a command: each field of its dataclass is an option in one of the groups."""
     required = [entry for entry in dataclasses.fields(kind) if entry.default is dataclasses.MISSING]
+    required.sort(key=lambda entry: "is_word" not in entry.metadata)
     names = [("" if "is_word" in entry.metadata else f"--{entry.name} ") + entry.name.upper() for entry in required]
     examples = "\n".join(f"  {example}" for example in kind.examples)
     parser = commands.add_parser(
@@ -71,7 +72,8 @@ def _add_command(commands: Any, kind: type[Arguments]) -> None:
     )
     groups = {title: parser.add_argument_group(title) for title in GROUPS}
     for entry in sorted(dataclasses.fields(kind), key=lambda entry: entry not in required):
-        name, help, group = entry.name, entry.metadata["help"], groups[entry.metadata["group"]]
+        name, group = entry.name, groups[entry.metadata["group"]]
+        help = (f"With --to {' or '.join(kind.forms[name])}: " if name in kind.forms else "") + entry.metadata["help"]
         of_type = next(iter(typing.get_args(entry.type)), entry.type)  # `str | None` is read as str
         if "is_word" in entry.metadata:
             group.add_argument(name, metavar=name.upper(), help=help)
@@ -84,26 +86,12 @@ def _add_command(commands: Any, kind: type[Arguments]) -> None:
             )
 
 
-def in_options(text: str) -> str:
-    """A message with options in the place of Python's arguments, which stand in backquotes or are its first word."""
-    for argument, option in OPTIONS.items():
-        text = text.replace(f"`{argument}`", option)
-    first, space, rest = text.partition(" ")
-    argument = first.removesuffix(":")
-    return OPTIONS.get(argument, argument) + first[len(argument) :] + space + rest
-
-
 def say(text: str) -> None:
     """Print a line at once. If nobody reads stdout any more (`hf-lgelu … | head`), the work goes on in silence."""
     try:
-        print(in_options(text), flush=True)
-    except BrokenPipeError:
-        _stop_saying()
-
-
-def _stop_saying() -> None:
-    """Point stdout to nowhere, so that the flush at the end of the process does not fail."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(text, flush=True)
+    except BrokenPipeError:  # to nowhere, so that the flush at the end of the process does not fail
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _arguments(words: list[str]) -> Arguments:
@@ -144,16 +132,12 @@ def _answer(arguments: Arguments) -> int:
         if arguments.progress:
             print(f"hf-lgelu {name}: loading torch and transformers ...", file=sys.stderr, flush=True)
         getattr(importlib.import_module(f"hf_lgelu.cli.{name}"), name)(arguments, **sets)
-    except BrokenPipeError:  # of a print: `hf-lgelu profile ... | head`
-        _stop_saying()
-        return 128 + signal.SIGPIPE
     except (ValueError, TypeError, RuntimeError, OSError, ImportError, MemoryError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        print(f"hf-lgelu {name}: {in_options(reason)}", file=sys.stderr)
+        print(f"hf-lgelu {name}: {reason}", file=sys.stderr)
         return FAILED
-    except KeyboardInterrupt as interrupt:
-        left = str(interrupt) or "nothing was written"
-        print(f"hf-lgelu {name}: interrupted; {left}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print(f"hf-lgelu {name}: interrupted", file=sys.stderr)
         return 128 + ended_by[-1]
     finally:
         for number in usual:

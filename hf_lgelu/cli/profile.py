@@ -6,6 +6,7 @@ from pathlib import Path
 
 from hf_lgelu.cli.arguments import ProfileArguments
 from hf_lgelu.cli.checkpoint import read_checkpoint
+from hf_lgelu.cli.command import say
 from hf_lgelu.files import save_picture
 from hf_lgelu.models.hardening import gates_by_site, is_hardened
 from hf_lgelu.networks.sites import require_lambda_gelu
@@ -25,14 +26,14 @@ def profile(arguments: ProfileArguments) -> None:
     require_lambda_gelu(checkpoint.model)
     gates = gates_by_site(checkpoint.model)
     moved, width = any(gate.is_moved for gate in gates.values()), max(4, *map(len, gates))
-    print(f"{'gate':{width}}  {'λ':>10}  {'κ/λ':>8}{'   learned λ' if moved else ''}")
+    say(f"{'gate':{width}}  {'λ':>10}  {'κ/λ':>8}{'   learned λ' if moved else ''}")
     for name, gate in gates.items():
         learned = f"  {gate.learned:10.4g}" if moved else ""
-        print(f"{name:{width}}  {gate.hardness:10.4g}  {gate.swap_error:8.2g}{learned}")
-    print(f"hardened: {'yes' if is_hardened(checkpoint.model) else 'no'}")
+        say(f"{name:{width}}  {gate.hardness:10.4g}  {gate.swap_error:8.2g}{learned}")
+    say(f"hardened: {'yes' if is_hardened(checkpoint.model) else 'no'}")
     if arguments.plot:
         plot_hardness(history, {name: gate.hardness for name, gate in gates.items()}, arguments.plot)
-        print(f"λ over the epochs: {arguments.plot}")
+        say(f"λ over the epochs: {arguments.plot}")
 
 
 def plot_hardness(state_file: Path, hardness: Mapping[str, float], picture: str) -> None:

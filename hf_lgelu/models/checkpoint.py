@@ -61,7 +61,7 @@ def load_checkpoint(name_or_path: str | os.PathLike, *, trust_remote_code: bool 
         what = f"a folder with {held or 'no file'}" if path.is_dir() else "a file"
         raise FileNotFoundError(
             f"{path} is no checkpoint, but {what}, and has no {' and no '.join(missing)}. Give the folder that "
-            "save_pretrained wrote; of ONNX files, the folder that they were exported from"
+            f"save_pretrained wrote; of an ONNX network, its file to hf-lgelu convert or export ({path}/model.onnx)"
         )
     try:
         # Without this argument, transformers would ask at the terminal whether to run the checkpoint's code.

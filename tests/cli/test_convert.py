@@ -108,7 +108,7 @@ def own_code(place, tmp_path, monkeypatch):
 def test_a_folder_with_code_of_its_own_is_converted_where_that_is_asked_for(own_code, place, tmp_path, capsys):
     words = ["convert", str(own_code), "--data", str(place / "rows.csv"), "--output_dir", str(tmp_path / "relu")]
     assert main(words) == 1
-    assert "--trust_remote_code" in capsys.readouterr().err
+    assert "trust_remote_code" in capsys.readouterr().err
     assert main([*words, "--trust_remote_code"]) == 0
     assert "the saved folder needs hf_lgelu" in capsys.readouterr().out
     assert report_of(tmp_path / "relu")["report"]["gates"].keys() == {"act", "called.0"}
@@ -175,7 +175,7 @@ def test_a_dry_run_says_what_would_be_done_and_writes_nothing(place, test_rows, 
     assert [path.name for path in tmp_path.iterdir()] == ["rows.csv"]
     assert "MLPForClassification, GELUActivation × 2" in said
     assert "2 of 2 gates would be converted with a refit of 2 linear maps" in said
-    assert "--width 1.25" in said
+    assert "`width` 1.25" in said
     model = load_checkpoint(place / "gelu")
     x, smooth = features, model(features).logits.double().log_softmax(-1)
     for layer in model.layers:
@@ -225,7 +225,7 @@ def test_a_folder_that_is_half_written_or_loads_as_another_model_is_not_left(pla
             raise KeyboardInterrupt
 
     words = ("convert", place / "gelu", "--data", place / "rows.csv", "--output_dir", tmp_path / "relu")
-    told = {130: "interrupted; nothing was written\n", 1: "loaded again, has another classifier"}
+    told = {130: "interrupted\n", 1: "loaded again, has another classifier"}
     for stops, status in ((True, 130), (False, 1)):
         monkeypatch.setattr(checkpoint, "save_checkpoint", partial(broken, stops))
         found, _, errors = call(*words, "--disable_tqdm")
@@ -237,7 +237,7 @@ def test_a_folder_that_is_taken_is_known_before_any_work(place, converted, monke
     monkeypatch.setattr(module, "read_checkpoint", lambda *_, **__: pytest.fail("work before the check"))
     before = sorted(path.name for path in place.iterdir())
     for output, reason in (
-        (converted, "is not empty; give another folder, or replace this one with --overwrite"),
+        (converted, "is not empty; give another folder, or replace this one with `overwrite`"),
         (f"{place}/gelu/.", "is the checkpoint itself"),
         (place, "holds the checkpoint, which would be lost"),
     ):
@@ -367,7 +367,7 @@ def test_a_language_model_without_data_samples_text(language_model, tmp_path, ca
     assert report_of(tmp_path / "relu")["provenance"]["data"] == "text that the model sampled itself"
     status, _, errors = call("convert", language_model[0], "--output_dir", tmp_path / "none")  # no start token
     assert status != 0
-    assert "give --data: " in errors
+    assert "give `data`: " in errors
 
 
 def test_a_language_model_on_the_texts_of_a_folder(language_model, tmp_path, call, monkeypatch):

@@ -105,7 +105,7 @@ def test_int8_is_judged_and_what_is_worse_is_not_there(outliers, place, test_row
     assert last.startswith(f"int8: {'worse' if outliers else 'good'}; share of predictions that differ ")
     if outliers:
         assert errors.splitlines()[-1].startswith("hf-lgelu export: Nothing is kept. Give data with more inputs")
-        assert "--operations layers" in errors
+        assert "`operations` layers" in errors
         assert [path.name for path in tmp_path.iterdir()] == ["model"]
         status, said, _ = call(*words, tmp_path / "int8", "--allow_worse", "--disable_tqdm")
         assert (status, said.splitlines()[-1][:11]) == (0, "int8: worse")
