@@ -128,27 +128,21 @@ class NetworkComparison:
             f"On {self.samples:,} inputs. ms: processor time of a call with {self.timed_samples} of them, one thread "
             f"of {self.runtime}, the networks in turn."
         )
-        if any("neighbour" in title for title in titles):
-            lines.append("A nearest neighbour is one of these inputs: of more inputs, fewer keep theirs.")
         if self.uncounted:
             lines.append(f"Not compared: {quoted(self.uncounted)}.")
         return "\n".join([*lines, *(self._about_int8() if self.measure else ())])
 
     def _about_int8(self) -> Iterator[str]:
         """Lines about ranges, operations and the verdict, which is the last line."""
-        kinds = {row.network: row.operations for row in self.rows if row.operations}
-        told = dict.fromkeys(kinds.values()) if len(set(kinds.values())) == 1 else map(" ".join, kinds.items())
-        layers = " (only matrix products and convolutions in int8)" if "layers" in kinds.values() else ""
+        operations = str(self.rows[-1].operations)
+        operations += " (only matrix products and convolutions in int8)" * (operations == "layers")
         measure = f"{lost(cast(Distance, self.rows[-1].from_float32))[0]}, against the same network in float32"
         yield (
-            f"int8: {self.calibration_samples} other inputs gave the ranges; operations: {' and '.join(told)}{layers}; "
-            f"lost in int8: {measure}."
+            f"int8: {self.calibration_samples} other inputs gave the ranges; operations: {operations}; lost in int8: "
+            f"{measure}."
         )
         if self.samples < _ENOUGH:
             yield f"Only {self.samples} inputs judged int8; give {_ENOUGH * 4 // 3} or more."
-        distances = [row.distance.value for row in self.rows if row.precision == INT8 and row.distance is not None]
-        if distances[0] < distances[-1]:
-            yield "The original's int8 is nearer to the original; take that one if the runtime has its gates."
         yield self.line
 
 
@@ -216,7 +210,7 @@ def compare_networks(
     uncounted = reader(first)(few.inputs).uncounted
     compare_outputs(reader(first), {name: reader(network) for name, network in networks.items()}, [few])
     calibration, judged = _apart(batches) if int8 else ([], batches)
-    timed = _cropped(judged[0][:_TIMED_AT_ONCE])
+    timed = judged[0][:_TIMED_AT_ONCE]
     with ExitStack() as context:
         context.enter_context(torch.no_grad())
         for network in networks.values():
@@ -362,15 +356,6 @@ def _apart(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
     masks = chosen.split([len(batch) for batch in batches])
     ranges = [batch[mask] for batch, mask in zip(batches, masks, strict=True) if mask.any()]
     return ranges, [batch[~mask] for batch, mask in zip(batches, masks, strict=True) if not mask.all()]
-
-
-def _cropped(batch: Batch) -> Batch:
-    """The batch without columns that are padding in all rows, which would be timed too."""
-    tensors = dict(batch.tensors)
-    for name in tensors.keys() & batch.spans.keys():
-        begins, ends = batch.spans[name]
-        tensors[name] = tensors[name][:, int(begins.min()) : int(ends.max())]
-    return batch.with_tensors(tensors, None)
 
 
 def _bytes_of(network: nn.Module) -> int:

@@ -29,8 +29,6 @@ from hf_lgelu.models.config_keys import (
 from hf_lgelu.models.copies import changeable_module, require_values_here
 from hf_lgelu.models.hardening import MAX_SWAP_ERROR, GateHardness, gates_by_site, softest_gate
 from hf_lgelu.models.record import forget_sites, loads_elsewhere, plan_gates, saved_without_gates
-from hf_lgelu.networks.outputs import agree, outputs_of
-from hf_lgelu.networks.run import Inputs
 from hf_lgelu.networks.sites import (
     KINDS,
     LEARNED_KINDS,
@@ -82,7 +80,6 @@ def replace_activations(
     gate: str | None = None,
     init_hardness: float = DEFAULT_INIT_HARDNESS,
     temperature: float = DEFAULT_TEMPERATURE,
-    inputs: Inputs | None = None,
     include: Callable[[str], bool] | None = None,
     rewrite_config: bool = True,
 ) -> SurgeryReport:
@@ -99,17 +96,14 @@ def replace_activations(
             tanh form, λ-SiLU). Other activations, such as Mish and the sigmoid form of GELU, get "lambda_gelu".
         init_hardness: λ at the start, above 1.
         temperature: t > 0.
-        inputs: a batch. If it is given, a model that uses the input of an in-place activation again is refused: no
-            λ-gate works in place.
         include: a predicate on site names; the default takes all sites.
         rewrite_config: make a transformers config rebuild the model. Its activation key is rewritten if the key can say
             all gates. Otherwise a record is added, which only `hf_lgelu.from_pretrained` reads.
 
     Make the optimizer after the surgery, from `hardness_parameter_groups`: an optimizer made before never learns λ.
 
-    Raises ValueError for nothing to replace, a wrong argument or an input that is used again. Raises RuntimeError for a
-    model that cannot be changed (wrapped for distributed training or by PEFT, with values elsewhere).
-    After every error the model is unchanged.
+    Raises ValueError for nothing to replace or a wrong argument. Raises RuntimeError for a model that cannot be changed
+    (wrapped for distributed training or by PEFT, with values elsewhere). After every error the model is unchanged.
 
     >>> import torch, hf_lgelu
     >>> from torch import nn
@@ -123,11 +117,6 @@ def replace_activations(
     require_values_here(model.named_modules())  # a new s next to the kept-away values would have no value
     check_gate(DEFAULT_GATE if gate is None else gate)
     sites = found_sites(model, kinds, include)
-    if inputs is not None and (reused := reused_inputs(model, sites, inputs)):
-        raise ValueError(
-            f"{', '.join(reused)} works in place, and its input is used again, which would be another tensor after a "
-            "λ-gate. Have the model's code take the output where it means it, or leave out this site (include=)"
-        )
     modules: list[nn.Module] = []
     for site in sites:
         module = GATE_MODULES[gate or gate_of(site.module)](init_hardness=init_hardness, temperature=temperature)
@@ -290,20 +279,3 @@ def exchange_activations(
     pairs = zip(sites, modules, strict=True)
     replaced = {site.name: f"{site.module._get_name()} → {type(module).__name__}" for site, module in pairs}
     return SurgeryReport(replaced, write_configs(plans))
-
-
-def reused_inputs(model: nn.Module, sites: Sequence[ActivationSite], inputs: Inputs) -> list[str]:
-    """The names of activations that work in place on an input that is used again; the outputs show this."""
-    in_place = [site for site in sites if getattr(site.module, "inplace", False)]
-    expected = outputs_of(model, inputs) if in_place else []
-
-    def matters(some: Sequence[ActivationSite]) -> bool:
-        for site in some:
-            site.module.inplace = False
-        try:
-            return not agree(expected, outputs_of(model, inputs))
-        finally:
-            for site in some:
-                site.module.inplace = True
-
-    return [site.name for site in in_place if matters([site])] if in_place and matters(in_place) else []

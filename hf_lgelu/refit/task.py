@@ -3,7 +3,7 @@
 import logging
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -16,10 +16,10 @@ from hf_lgelu.graph.layers import find_layers
 from hf_lgelu.graph.recording import Recordings
 from hf_lgelu.models.config_keys import ConfigChange
 from hf_lgelu.models.record import plan_gates
-from hf_lgelu.models.surgery import TemporaryRelu, exchange_activations, relu_for, reused_inputs
+from hf_lgelu.models.surgery import TemporaryRelu, exchange_activations, relu_for
 from hf_lgelu.networks.batches import Batch
-from hf_lgelu.networks.outputs import OutputReader, Outputs
-from hf_lgelu.networks.run import run_example
+from hf_lgelu.networks.outputs import OutputReader, Outputs, agree, outputs_of
+from hf_lgelu.networks.run import Inputs, run_example
 from hf_lgelu.networks.sites import SMOOTH_KINDS, ActivationSite, check_kinds, find_sites
 from hf_lgelu.processes import each_has
 from hf_lgelu.refit.config import ConversionConfig
@@ -82,6 +82,23 @@ def choose_exchange(read: OutputReader, folds: Folds, config: ConversionConfig) 
             "maps after it cannot be refitted. Give it inplace=False if the code means the input, not the gate's output"
         )
     return exchange
+
+
+def reused_inputs(model: nn.Module, sites: Sequence[ActivationSite], inputs: Inputs) -> list[str]:
+    """The names of activations that work in place on an input that is used again; the outputs show this."""
+    in_place = [site for site in sites if getattr(site.module, "inplace", False)]
+    expected = outputs_of(model, inputs) if in_place else []
+
+    def matters(some: Sequence[ActivationSite]) -> bool:
+        for site in some:
+            site.module.inplace = False
+        try:
+            return not agree(expected, outputs_of(model, inputs))
+        finally:
+            for site in some:
+                site.module.inplace = True
+
+    return [site.name for site in in_place if matters([site])] if in_place and matters(in_place) else []
 
 
 @dataclass(frozen=True)

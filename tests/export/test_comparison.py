@@ -1,6 +1,5 @@
 """The table of two networks, against numpy on their own outputs and on the ONNX files made by hand."""
 
-import itertools
 import math
 
 import numpy as np
@@ -136,21 +135,3 @@ def test_calls_that_cannot_be_compared_are_refused():
     for call, said in cases:
         with pytest.raises(ValueError, match=said):
             call()
-
-
-def test_padding_is_not_timed():
-    """Of texts that were padded to sixteen tokens, a timed call has as many as the longest of the first eight."""
-    lengths = []
-
-    class Counted(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embedding = nn.Embedding(10, 3)
-
-        def forward(self, input_ids, attention_mask):
-            lengths.append(input_ids.shape[1])
-            return {"sentence_embedding": (self.embedding(input_ids) * attention_mask[..., None]).sum(1)}
-
-    mask = (torch.arange(16) < torch.tensor([3, 5, 2, 5, 4, 1, 2, 3, 9])[:, None]).long()
-    compare_networks(Counted(), Counted(), {"input_ids": mask, "attention_mask": mask})
-    assert [length for length, _ in itertools.groupby(lengths)] == [16, 5]

@@ -93,7 +93,6 @@ def test_the_verdict_is_what_numpy_finds_on_the_files(kind, tmp_path):
         [lost(*of_original)[0], report.loss], rel=1e-3, abs=1e-9
     )
     assert f" {report.loss:.3g} " in str(report).splitlines()[4]  # of the table that compare_networks gives too
-    assert ("of more inputs, fewer keep theirs" in str(report)) == (kind == "embeddings")
     saved = json.loads((tmp_path / "out" / "int8.json").read_text())
     assert (saved["verdict"], saved["is_good"], saved["loss"]) == (report.line, report.is_good, report.loss)
     assert str(report).splitlines()[-1] == report.line
