@@ -40,7 +40,7 @@ class OnnxNetwork(nn.Module):
 
     It takes tensors in the order of the file's inputs, or by their names. It gives the outputs by name, or a single
     output with an entry or a row for each sample as a bare tensor, which is compared as class scores.
-    Where the file fixes a batch size, larger batches run at once if the graph gives the same then, else in parts.
+    Where the file fixes a batch size, larger batches run at once; a graph that gives something else then is refused.
 
     >>> import tempfile, torch
     >>> from hf_lgelu import OnnxNetwork, convert_to_relu, export_onnx
@@ -72,18 +72,6 @@ class OnnxNetwork(nn.Module):
             raise ValueError(f"{wanted}; got {in_words(named)}")
         most = max(_COMPARED_ROWS // least, 1) * least
         self._rows = {name: torch.as_tensor(named[name])[:most] for name in reader.inputs}
-        self._is_cut = False  # whether a batch runs in parts of the size that the file fixes
-        self._take(reader)
-        try:
-            self._require_same(path)
-        except (ValueError, RuntimeError):
-            if self._batch is None:
-                raise
-            self._is_cut = True
-            self._take(_Reader(model, is_cut=True))
-            self._require_same(path)
-
-    def _take(self, reader: "_Reader") -> None:
         self.graph = with_gate_modules(GraphModule(reader.root, reader.graph))
         self._tensors = reader.tensors
         self._gates = {
@@ -91,15 +79,11 @@ class OnnxNetwork(nn.Module):
             for node in self.graph.graph.find_nodes(op="call_module")
         }
         self.eval()
+        self._require_same(path)
 
     def forward(self, *args: Tensor, **inputs: Tensor) -> Any:
         inputs |= dict(zip(self.input_names, args, strict=False))
-        given = [inputs[name] for name in self.input_names]
-        if self._is_cut:
-            parts = [self.graph(*part) for part in zip(*(value.split(self._batch) for value in given), strict=True)]
-            outputs = [torch.cat(each) for each in zip(*parts, strict=True)]
-        else:
-            outputs = self.graph(*given)
+        outputs = self.graph(*(inputs[name] for name in self.input_names))
         is_scores = len(outputs) == 1 and outputs[0].ndim < 3  # a bare tensor is read as class scores
         return outputs[0] if is_scores else dict(zip(self.output_names, outputs, strict=True))
 
@@ -143,7 +127,10 @@ class OnnxNetwork(nn.Module):
         try:
             found = run_example(self, rows)
         except NOT_TAKEN as error:
-            raise ValueError(f"{path} does not run in torch on {in_words(self._rows)}: {error}") from error
+            raise ValueError(
+                f"{path} does not run in torch on {in_words(self._rows)}: {error}. If the file fixes a batch size, "
+                "give one with a free batch axis"
+            ) from error
         found = dict(zip(self.output_names, [found], strict=True)) if isinstance(found, Tensor) else found
         runtime, count = OnnxModel(path), len(next(iter(rows.values())))
         parts = count // (self._batch or count)  # a fixed batch size at a time
@@ -163,8 +150,8 @@ class _Reader:
     that the file fixes, or None.
     """
 
-    def __init__(self, model: Any, *, is_cut: bool = False) -> None:
-        """`is_cut`: batches have the size that the file fixes. Raises ValueError for operators that are not read."""
+    def __init__(self, model: Any) -> None:
+        """Raises ValueError for operators that are not read."""
         self._onnx = require("onnx", "onnx")
         self.graph, self.root, self.tensors = Graph(), nn.Module(), dict[str, str]()
         self._version = next(each.version for each in model.opset_import if each.domain in ("", "ai.onnx"))
@@ -182,7 +169,6 @@ class _Reader:
         self.inputs = [each.name for each in given]
         sizes = {each.type.tensor_type.shape.dim[0].dim_value for each in given if each.type.tensor_type.shape.dim}
         self.batch = sizes.pop() or None if len(sizes) == 1 else None
-        self._stretched = None if is_cut else self.batch
         for name in self.inputs:
             self._nodes[name] = self.graph.placeholder(self._free(name))
             self._nodes[name].meta["tensor"] = name
@@ -226,7 +212,7 @@ class _Reader:
             self._constants |= dict(zip(node.output, [found] if isinstance(found, Tensor) else found, strict=False))
             return
         if kind == "Reshape":
-            options["batch"] = self._stretched
+            options["batch"] = self.batch
         if kind == "Add" and self._added(node, name):
             return
         own, roles = self._free(node.name or name), {1: "weight", 2: "bias"} if kind in _MAPS else {}

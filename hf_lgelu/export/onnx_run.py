@@ -89,8 +89,8 @@ def require_parity(
     for (name, wanted), array in zip(expected.items(), found, strict=True):
         if array.shape != wanted.shape:
             raise RuntimeError(f"onnxruntime gives {name} of shape {array.shape} {where}, torch {tuple(wanted.shape)}")
-        pair = (without_padding(values.detach().cpu(), inputs, name) for values in (wanted, torch.from_numpy(array)))
-        distance = OutputComparison().add(*map(classes_last, pair)).distance(name)
+        first, second = (classes_last(values.detach().cpu()) for values in (wanted, torch.from_numpy(array)))
+        distance = OutputComparison().add(first, second, counted_rows(inputs, first, name)).distance(name)
         here, size = distance.largest_change, distance.largest_output
         if not here <= tolerance * max(1.0, size):  # also where it is NaN
             raise RuntimeError(
@@ -99,20 +99,6 @@ def require_parity(
             )
         distances.append(distance)
     return max(distances, key=lambda distance: distance.largest_change)
-
-
-def without_padding(values: Tensor, inputs: Mapping[str, Tensor], name: str) -> Tensor:
-    """The positions of an output that are no padding (`counted_rows`). At padding, runtimes give arbitrary values.
-
-    Samples of only padding are left out of an output without an axis of positions. A batch that is padded in front and
-    cut short has some. The second of two axes may have the mask's length by chance, or hold a number for each token
-    (start_logits); then a row is one prediction.
-    """
-    counted = counted_rows(inputs, values, name) if values.ndim > 2 else None
-    mask = inputs.get("attention_mask")
-    if counted is None and mask is not None and mask.ndim == 2 and values.ndim and len(values) == len(mask):
-        counted = mask.bool() if values.ndim > 3 and values.shape[:2] == mask.shape else mask.bool().any(1)
-    return values if counted is None else values[counted.to(values.device)]
 
 
 @contextmanager

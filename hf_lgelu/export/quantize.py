@@ -28,14 +28,7 @@ from hf_lgelu.activation.hardness import require_known
 from hf_lgelu.comparing.comparison import OutputComparison
 from hf_lgelu.comparing.distance import Distance
 from hf_lgelu.environment import require
-from hf_lgelu.export.onnx_run import (
-    OnnxModel,
-    as_arrays,
-    read_onnx,
-    silence_python,
-    strip_metadata,
-    without_padding,
-)
+from hf_lgelu.export.onnx_run import OnnxModel, as_arrays, read_onnx, silence_python, strip_metadata
 from hf_lgelu.files import whole_file
 from hf_lgelu.formats import RELATIVE_ERROR
 from hf_lgelu.networks.batches import nothing_given, read_batches
@@ -209,12 +202,10 @@ def _compare(model: OnnxModel, other: OnnxModel, batches: list[dict[str, np.ndar
         inputs = {name: torch.from_numpy(array) for name, array in batch.items()}
         for name, array, other_array in zip(model.output_names, model(batch), other(batch), strict=True):
             if array.dtype.kind == "f" and array.size:
-                pair = [torch.from_numpy(values) for values in (array, other_array)]
-                kind: Kind = "embeddings" if are_embeddings(model, name, pair[0]) else "values"
-                counted = counted_rows(inputs, pair[0], name) if kind == "embeddings" else None
-                if counted is None:
-                    pair = [classes_last(without_padding(values, inputs, name)) for values in pair]
-                found.setdefault(name, OutputComparison()).add(pair[0], pair[1], counted, kind=kind)
+                first, second = (classes_last(torch.from_numpy(values)) for values in (array, other_array))
+                kind: Kind = "embeddings" if are_embeddings(model, name, first) else "values"
+                counted = counted_rows(inputs, first, name)
+                found.setdefault(name, OutputComparison()).add(first, second, counted, kind=kind)
     distances = [comparison.distance(name) for name, comparison in found.items() if comparison.rows]
     if not distances:
         raise ValueError("the graph gives no floating-point output on the calibration rows")
