@@ -9,9 +9,7 @@ import importlib
 import importlib.metadata
 import os
 import re
-import signal
 import sys
-import threading
 import typing
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,8 +19,8 @@ from hf_lgelu.cli.arguments import COMMANDS, GROUPS, Arguments
 from hf_lgelu.cli.data import open_sets
 from hf_lgelu.files import local, require_replaceable, require_there
 
-FAILED, WRONG_CALL = 1, 2
-"""Exit statuses; 0 is success, 128 + n is an end by signal n."""
+FAILED, WRONG_CALL, INTERRUPTED = 1, 2, 130
+"""Exit statuses; 0 is success."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -113,19 +111,7 @@ def _arguments(words: list[str]) -> Arguments:
 
 
 def _answer(arguments: Arguments) -> int:
-    name, ended_by = arguments.command, [signal.SIGINT]
-
-    def leave(number: int, frame: Any) -> NoReturn:
-        ended_by.append(signal.Signals(number))
-        raise KeyboardInterrupt
-
-    # SIGTERM and SIGHUP end the work as SIGINT does, so that half-written files are removed.
-    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    if threading.current_thread() is not threading.main_thread():
-        numbers = []
-    usual = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]  # nohup ignores SIGHUP
-    for number in usual:
-        signal.signal(number, leave)
+    name = arguments.command
     try:
         require_paths(arguments)
         sets = open_sets(arguments)
@@ -138,10 +124,7 @@ def _answer(arguments: Arguments) -> int:
         return FAILED
     except KeyboardInterrupt:
         print(f"hf-lgelu {name}: interrupted", file=sys.stderr)
-        return 128 + ended_by[-1]
-    finally:
-        for number in usual:
-            signal.signal(number, signal.SIG_DFL)
+        return INTERRUPTED
     return 0
 
 
