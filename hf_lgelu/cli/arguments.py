@@ -310,11 +310,6 @@ class DemoArguments(Arguments):
 
     output_dir: str = _output("Folder to write. Default: hf-lgelu-demo.", "hf-lgelu-demo")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if os.path.exists(self.output_dir):
-            raise ValueError(f"{self.output_dir} is there already; remove it, or give another --output_dir")
-
 
 COMMANDS: dict[str, type[Arguments]] = {
     kind.command: kind

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -114,10 +114,42 @@ def _tokens(data: Rows, checkpoint: Checkpoint) -> InputSet:
 
 
 def _pixels(data: Rows, checkpoint: Checkpoint) -> InputSet:
+    """Images, decoded when they are read, and prepared by the checkpoint's image processor.
+
+    For timm's models it prepares them as `pretrained_cfg` in config.json says.
+    """
+    import datasets
+
+    source = checkpoint.name
+    try:
+        processor = AutoImageProcessor.from_pretrained(source, trust_remote_code=checkpoint.trust_remote_code)
+    except (OSError, ValueError, ImportError) as error:
+        raise ValueError(
+            f"images need the model's image processor, and none can be loaded from {source} ({error}). Save one "
+            "there (image_processor.save_pretrained), or call hf_lgelu.convert_to_relu with your own batches"
+        ) from error
+    column, labels = _column(data, checkpoint, "image"), _labels(data, checkpoint)
     chosen = sample_numbers(len(data.rows), data.wanted or _IMAGES, data.asked.seed).tolist()
     mode = "L" if getattr(checkpoint.model.config, "num_channels", 3) == 1 else "RGB"
-    column, labels = _column(data, checkpoint, "image"), _labels(data, checkpoint)
-    return pictures(data.rows, column, chosen, checkpoint, mode=mode, labels=labels)
+    encoded_rows = data.rows.select_columns(column).cast_column(column, datasets.Image(decode=False))
+
+    def read(wanted: list[int]) -> dict[str, Tensor]:
+        numbers, images = [chosen[number] for number in wanted], []
+        for number, encoded in zip(numbers, encoded_rows[numbers][column], strict=True):
+            try:
+                if encoded is None:
+                    raise ValueError("it is empty")
+                images.append(datasets.Image().decode_example(encoded).convert(mode))
+            except Exception as error:  # PIL has errors of its own, as for too many pixels
+                file = f" (file {encoded['path']})" if encoded and encoded.get("path") else ""
+                raise ValueError(
+                    f"the picture in row {number}, counted from 0{file}, cannot be read ({error}); replace it, or "
+                    "leave it out"
+                ) from error
+        batch = {"pixel_values": processor(images, return_tensors="pt")["pixel_values"]}
+        return batch if labels is None else {**batch, "labels": labels[numbers]}
+
+    return InputSet(read, len(chosen), whole=len(chosen) == len(data.rows))
 
 
 def _features(data: Rows, checkpoint: Checkpoint) -> InputSet:
@@ -218,45 +250,6 @@ def _as_model_classes(values: np.ndarray, names: Sequence[str] | None, model: Pr
             return None
         values = np.array([own[name] for name in known])[values]
     return None if values.max() >= model.config.num_labels else torch.from_numpy(values.astype(np.int64))
-
-
-def pictures(
-    rows: Any, column: str, chosen: Sequence[int], checkpoint: Checkpoint, *, mode: str, labels: Tensor | None
-) -> InputSet:
-    """The `chosen` images of a column as {"pixel_values": (C, H, W)}, with "labels" if they are known.
-
-    They are decoded when they are read, and prepared by the checkpoint's image processor (for timm's models, as
-    `pretrained_cfg` in config.json says). `mode` is PIL's name of a kind of pixel: "RGB", or "L" for grey.
-    """
-    import datasets
-
-    source = checkpoint.name
-    try:
-        processor = AutoImageProcessor.from_pretrained(source, trust_remote_code=checkpoint.trust_remote_code)
-    except (OSError, ValueError, ImportError) as error:
-        raise ValueError(
-            f"images need the model's image processor, and none can be loaded from {source} ({error}). Save one "
-            "there (image_processor.save_pretrained), or call hf_lgelu.convert_to_relu with your own batches"
-        ) from error
-    encoded_rows = rows.select_columns(column).cast_column(column, datasets.Image(decode=False))
-
-    def read(wanted: list[int]) -> dict[str, Tensor]:
-        numbers, images = [chosen[number] for number in wanted], []
-        for number, encoded in zip(numbers, encoded_rows[numbers][column], strict=True):
-            try:
-                if encoded is None:
-                    raise ValueError("it is empty")
-                images.append(datasets.Image().decode_example(encoded).convert(mode))
-            except Exception as error:  # PIL has errors of its own, as for too many pixels
-                file = f" (file {encoded['path']})" if encoded and encoded.get("path") else ""
-                raise ValueError(
-                    f"the picture in row {number}, counted from 0{file}, cannot be read ({error}); replace it, or "
-                    "leave it out"
-                ) from error
-        batch = {"pixel_values": processor(images, return_tensors="pt")["pixel_values"]}
-        return batch if labels is None else {**batch, "labels": labels[numbers]}
-
-    return InputSet(read, len(chosen), whole=len(chosen) == len(rows))
 
 
 def sample_numbers(available: int, wanted: int | None, seed: int) -> np.ndarray:

@@ -17,7 +17,7 @@ from hf_lgelu.graph.maps import COPIES, RESHAPES, AffineOperation, read_affine
 from hf_lgelu.graph.recorder import operation_name
 from hf_lgelu.graph.recording import Recording
 from hf_lgelu.models.checkpoint import save_and_compare
-from hf_lgelu.models.config_keys import ConfigChange, combined, plan_config_changes, runtime_warnings
+from hf_lgelu.models.config_keys import ConfigChange, plan_config_changes, runtime_warnings
 from hf_lgelu.models.copies import changeable_module, independent_copy
 from hf_lgelu.models.hardening import MAX_SWAP_ERROR, GateHardness, gates_by_site, softest_gate
 from hf_lgelu.models.record import forget_sites
@@ -156,7 +156,8 @@ def export_gelu(
         inputs: example inputs that run the whole model. None takes random inputs.
 
     Raises:
-        ValueError: a gate does not stand alone between two maps; the message names each gate with the reason.
+        ValueError: a gate does not stand alone between two maps; the message names each gate with the reason. Or gates
+            are of several kinds.
         RuntimeError: no config key gives GELU in its erf form at these sites (UnsupportedConfigError), or the reloaded
             folder computes something else.
 
@@ -170,6 +171,10 @@ def export_gelu(
         True
     """
     model, gates = _exportable(model)
+    kinds = list(dict.fromkeys(gate.gate for gate in gates.values()))
+    if len(kinds) > 1:
+        raise ValueError(f"a GELU export needs gates of one kind, got {', '.join(kinds)}; export_relu takes several")
+    gate = GATES[kinds[0]]
     inputs, are_random = (random_inputs(model), True) if inputs is None else (inputs, False)
     with whole_folder(folder, overwrite=overwrite) as new:
         plain = independent_copy(model).eval()
@@ -179,24 +184,19 @@ def export_gelu(
             for value, factor in ((before.weight, hardness), (before.bias, hardness), (after.weight, 1 / hardness)):
                 if value is not None:
                     value.write(plain, value.read(plain).cpu().double() * factor)
-        modules = {GATES[site.kind].plain_module(): site.kind for site in sites}
+        activation = gate.plain_names[0]
 
         def plan(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[ConfigChange]:
-            names: dict[str, set[str]] = {}
-            for name, module in planned.items():
-                names.setdefault(modules[module], set()).add(name)
-            steps = (plan_config_changes(root, places, GATES[kind].plain_names[0]) for kind, places in names.items())
-            return combined(root.config, *steps) + forget_sites(root.config)
+            return plan_config_changes(root, set(planned), activation) + forget_sites(root.config)
 
-        config_changes = exchange_activations(plain, sites, [*modules], plan).config_changes
+        config_changes = exchange_activations(plain, sites, [gate.plain_module() for _ in sites], plan).config_changes
         change = compare_models(model, plain, inputs)
         if not change.largest_change <= _MOST.get(plain.dtype, 0.1) * change.largest_output:  # nor NaN
             raise RuntimeError(
                 f"the GELU model computes something else than the λ-GELU model: {change}; no file is kept"
             )
-        names = "-".join(GATES[kind].plain_names[0] for kind in dict.fromkeys(modules.values()))
-        warnings = runtime_warnings(plain)
-        report = CheckpointExport(str(model.name_or_path), names, gates, config_changes, change, warnings, are_random)
+        warnings, source_name = runtime_warnings(plain), str(model.name_or_path)
+        report = CheckpointExport(source_name, activation, gates, config_changes, change, warnings, are_random)
         save_and_compare(plain, new, inputs, source)
         write_export_card(report, new)
     return report

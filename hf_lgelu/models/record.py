@@ -245,7 +245,8 @@ def rebuild_gates(model: PreTrainedModel, record: SiteRecord) -> None:
 
     Raises ValueError for a damaged record, and for a record whose gates have no place in the model.
     """
-    if not isinstance(record, list) or not all(map(_is_entry, record)):  # anybody can write a config
+    entries = record if isinstance(record, list) else [None]  # anybody can write a config
+    if not all(isinstance(each, Mapping) and isinstance(each.get("site"), str) for each in entries):
         raise ValueError(f"the config's {RECORD_KEY!r} is no record of λ-GELU sites: {str(record)[:80]}")
     calls = {entry["site"]: entry["call"] for entry in record if "call" in entry}
     restore_calls(model, calls)
@@ -287,11 +288,6 @@ def rebuild_gates(model: PreTrainedModel, record: SiteRecord) -> None:
     for part in model.modules():  # in some models each part has a copy of the config
         if isinstance(part, PreTrainedModel) and getattr(part.config, RECORD_KEY, None) == record:
             setattr(part.config, RECORD_KEY, new)
-
-
-def _is_entry(entry: Any) -> bool:
-    """Whether a value of a config has the form of a record's entry."""
-    return isinstance(entry, Mapping) and isinstance(entry.get("site"), str)
 
 
 def restore_calls(model: nn.Module, recorded: Mapping[str, Mapping[str, Any]]) -> None:

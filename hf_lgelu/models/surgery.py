@@ -197,7 +197,7 @@ def put_relu(model: nn.Module, *, kinds: Sequence[str] = LEARNED_KINDS, rewrite_
                 f"{error}. A saved model would come back with others; pass rewrite_config=False to substitute in memory"
             ) from error
 
-    sites = found_sites(model, kinds, swap=True)
+    sites = found_sites(model, kinds)
     return exchange_activations(model, sites, list(map(relu_for, sites)), plan if rewrite_config else None)
 
 
@@ -239,26 +239,19 @@ class TemporaryRelu:
 
 
 def found_sites(
-    model: nn.Module, kinds: Sequence[str], include: Callable[[str], bool] | None = None, *, swap: bool = False
+    model: nn.Module, kinds: Sequence[str], include: Callable[[str], bool] | None = None
 ) -> list[ActivationSite]:
     """The sites of these kinds whose names `include` accepts. If there are none, ValueError names the other kinds."""
     sites = [site for site in find_sites(model, kinds) if include is None or include(site.name)]
     if sites:
         return sites
-    there = find_sites(model, KINDS)
-    others = tuple(dict.fromkeys(site.kind for site in there if site.kind not in kinds))
-    named = sites_in_words(model, KINDS)
-    if not there:
-        relu = "ReLU already, and " if any(isinstance(module, nn.ReLU) for module in model.modules()) else ""
-        named = f"{relu}no smooth activation module at all"
-    elif swap:  # a swap loses the function that the network has learned
-        named += f". convert_to_relu(model, data) makes ReLU of these; kinds={others!r} swaps them as is"
-    elif others:
-        named += f" (kinds={others!r} takes them)"
+    others = tuple(dict.fromkeys(site.kind for site in find_sites(model, KINDS) if site.kind not in kinds))
     raise ValueError(
         f"{type(model).__name__} has no activation module of kind {', '.join(kinds)}"
-        f"{' that `include` accepts' if include else ''}; it has {named}. Calls of functions (F.gelu in a forward) are "
-        "exchanged only by convert_to_relu; hf_lgelu.find_smooth_calls(model, inputs) names the lines"
+        f"{' that `include` accepts' if include else ''}; it has {sites_in_words(model, KINDS)}"
+        f"{f' (kinds={others!r}). convert_to_relu(model, data) makes ReLU of any kind' if others else ''}. Calls of "
+        "functions (F.gelu in a forward) are exchanged only by convert_to_relu; hf_lgelu.find_smooth_calls(model, "
+        "inputs) names the lines"
     )
 
 

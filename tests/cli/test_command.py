@@ -74,7 +74,6 @@ EXPORT = ("export", "m", "--output_dir", "y")
         (("convrt",), "invalid choice: 'convrt'"),
         ((*CONVERT, "--dta", "x"), "hf-lgelu convert: unrecognized arguments: --dta x; hf-lgelu convert --help"),
         ((*CONVERT, "--std", "0.5"), "--std: only an ONNX file takes that"),
-        (("demo", "--output_dir", "/"), "/ is there already; remove it, or give another --output_dir"),
         (("convert", "m", "--data", "x"), "the following arguments are required: --output_dir"),
         (("profile",), "the following arguments are required: MODEL"),
         ((*CONVERT, "--max_samples", "0"), "--max_samples must be 1 or more, got 0"),

@@ -124,7 +124,15 @@ def adapted():
     )
 
 
+def of_two_kinds():
+    model = MLPForClassification(MLPConfig(num_features=6, num_hidden_layers=2, hidden_act="gelu"))
+    replace_activations(model, gate="lambda_silu", include=lambda name: ".0." in name)
+    replace_activations(model)
+    return model
+
+
 REFUSED = [
+    (of_two_kinds, FEATURES, ValueError, "gates of one kind, got lambda_silu, lambda_gelu"),
     (resnet, IMAGES, ValueError, "export_relu"),
     (gpt, TOKENS, UnsupportedConfigError, "OpenAIGPTConfig"),
     (adapted, FEATURES, RuntimeError, "merge_and_unload"),
