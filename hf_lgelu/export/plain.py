@@ -195,8 +195,10 @@ def export_gelu(
             raise RuntimeError(
                 f"the GELU model computes something else than the λ-GELU model: {change}; no file is kept"
             )
-        warnings, source_name = runtime_warnings(plain), str(model.name_or_path)
-        report = CheckpointExport(source_name, activation, gates, config_changes, change, warnings, are_random)
+        warnings = runtime_warnings(plain)
+        report = CheckpointExport(
+            str(model.name_or_path), activation, gates, config_changes, change, warnings, are_random
+        )
         save_and_compare(plain, new, inputs, source)
         write_export_card(report, new)
     return report
