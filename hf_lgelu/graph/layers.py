@@ -32,21 +32,8 @@ from hf_lgelu.networks.sites import ActivationSite
 # Operations that mix channels, and may take their weights in a form that is no plain linear layer.
 _MIXERS = frozenset(
     (
-        "mm",
-        "bmm",
-        "matmul",
-        "addmm",
-        "baddbmm",
-        "einsum",
-        "linear",
-        "_grouped_mm",
-        "convolution",
-        "bilinear",
-        "_trilinear",
-        "lstm",
-        "gru",
-        "rnn_tanh",
-        "rnn_relu",
+        *("mm", "bmm", "matmul", "addmm", "baddbmm", "einsum", "linear", "_grouped_mm", "convolution"),
+        *("bilinear", "_trilinear", "lstm", "gru", "rnn_tanh", "rnn_relu"),
     )
 )
 

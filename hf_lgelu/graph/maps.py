@@ -145,9 +145,8 @@ def read_affine(node: Node, recording: Recording) -> AffineOperation | None:
         return _layer(node, recording, data, weight, bias, channel_axis=1 - len(shape_of(data)), output_axis=0)
     if name in ("layer_norm", "rms_norm"):
         data, _, weight, bias = _padded(node, 4)
-        return _layer(
-            node, recording, data, weight, None if name == "rms_norm" else bias
-        )  # rms_norm has an epsilon there
+        bias = None if name == "rms_norm" else bias  # an epsilon stands there
+        return _layer(node, recording, data, weight, bias)
     return None
 
 

@@ -2,12 +2,10 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 from transformers import PreTrainedModel
@@ -137,62 +135,23 @@ class Outputs(NamedTuple):
         return 1 - scores.softmax(-1)[..., -1] if self.has_classes(SCORES) else scores.sigmoid().amax(-1)
 
 
-# The channels of a linear layer's output lie on the last axis, those of a convolution's or batch norm's on axis 1.
-_CHANNELS_FIRST = (_ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm)
-_CHANNELS_LAST = (nn.Linear, Conv1D, nn.Embedding, nn.RNNBase, nn.MultiheadAttention)
+LAYERS = (nn.Linear, Conv1D, _ConvNd)
+"""The modules whose outputs have channels on an axis that is known."""
 
 
-class ChannelAxes:
-    """The channel axes of the tensors in a forward pass that runs inside `watching`."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._layers = [module for module in model.modules() if isinstance(module, _CHANNELS_FIRST + _CHANNELS_LAST)]
-        self._in_memory: dict[StorageWeakRef, tuple[tuple[int, ...], int]] = {}  # weak: no activation outlives its use
-        self._last: dict[int, tuple[tuple[int, ...], int]] = {}  # rank → (shape, axis) of the layer that ran last
-
-    def of(self, tensor: Tensor) -> int | None:
-        """The channel axis of `tensor`, counted from 0: the axis of `followed`, else the last of one or two axes."""
-        found = self.followed(tensor)
-        return tensor.dim() - 1 if found is None and 0 < tensor.dim() <= 2 else found
-
-    def followed(self, tensor: Tensor) -> int | None:
-        """The channel axis of the layer that gave `tensor`, in whole or as a slice; else of the last layer of its rank.
-
-        The last layer counts if its output has as many channels, and with three axes the same shape: sums, norms and
-        pooling may stand between. None where neither layer tells, as after a transposition that leaves the shape
-        unchanged.
-        """
-        if (key := StorageWeakRef(tensor.untyped_storage())) in self._in_memory:
-            strides, axis = self._in_memory[key]
-            if strides == tensor.stride():
-                return axis
-        shape, axis = self._last.get(tensor.dim(), ((), 0))
-        if tensor.dim() == 3:  # tokens and sounds: a transposed tensor has the same rank and size
-            return axis if shape == tensor.shape and shape[1] != shape[2] else None
-        return axis if shape and shape[axis] == tensor.shape[axis] else None
-
-    def watching(self) -> AbstractContextManager[None]:
-        """A block whose forward pass is watched."""
-        return forward_hooks(self._layers, self._see)
-
-    def _see(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        output = output[0] if isinstance(output, tuple) and output else output
-        if not isinstance(output, Tensor) or not output.dim():
-            return
-        axis = output.dim() - 1 if isinstance(module, _CHANNELS_LAST) else 1
-        if isinstance(module, _ConvNd):
-            axis = output.dim() - len(module.kernel_size) - 1  # 0 for one picture without a batch axis
-        self._in_memory[StorageWeakRef(output.untyped_storage())] = output.stride(), axis
-        self._last[output.dim()] = tuple(output.shape), axis
+def channel_axis(module: nn.Module, output: Tensor) -> int:
+    """The axis of an output along which its channels lie: the last one, or that of a convolution, counted from 0."""
+    # 0 for one picture without a batch axis
+    return output.dim() - len(module.kernel_size) - 1 if isinstance(module, _ConvNd) else output.dim() - 1
 
 
 class OutputReader:
     """Reads the outputs of a model that are compared: its `task_outputs`, each with its classes on the last axis.
 
-    The classes of maps (N, C, H, W) are moved there from the class axis of the layer before: axis 1 after a
-    convolution, as in torch's losses, the last axis after a linear layer. This axis is followed once, in a run of its
-    own. A map without a name whose axis cannot be followed holds values. Named outputs of three axes have classes last.
-    One number per sample (N,) becomes (N, 1).
+    The classes of maps (N, C, H, W) are moved there from axis 1 where a convolution is the last layer, as in torch's
+    losses; after a linear layer they are last. One run finds this out (`_class_axis`). A map without a name whose last
+    layer does not tell holds values. Named outputs of three axes have classes last. One number per sample (N,) becomes
+    (N, 1).
 
     With `box_channels`, all outputs together are a detector's, as `_detections` reads them.
     """
@@ -200,7 +159,7 @@ class OutputReader:
     def __init__(self, model: nn.Module, names: Sequence[str] | None = None, box_channels: int | None = None) -> None:
         """`names` are the outputs that count, as in `task_outputs`."""
         self.model, self._names, self._box_channels = model, names, box_channels
-        self._class_axes: dict[str, int | None] = {}  # {output: the axis of its classes, where it can be followed}
+        self._class_axes: dict[str, int | None] = {}  # {map: the axis of its classes, where it is known}
 
     def of(self, model: nn.Module) -> "OutputReader":
         """A reader of the same outputs of another network."""
@@ -232,10 +191,15 @@ class OutputReader:
         maps = {name for name, value in given.items() if value.ndim > (2 if name == "" else 3)}
         axes = self._class_axes
         if not maps <= axes.keys():
-            followed = ChannelAxes(model)
-            with followed.watching():
+            last: dict[int, tuple[torch.Size, int]] = {}  # number of axes → (shape, channel axis) of the last layer
+            layers = [module for module in model.modules() if isinstance(module, LAYERS)]
+
+            def see(module: nn.Module, args: Any, output: Tensor) -> None:
+                last[output.dim()] = output.shape, channel_axis(module, output)
+
+            with forward_hooks(layers, see):
                 seen = task_outputs(run_example(model, inputs), list(given))
-            axes |= {name: followed.followed(seen[name]) for name in maps}
+            axes |= {name: _class_axis(seen[name], *last.get(seen[name].dim(), ((), 0))) for name in maps}
         tensors = {name: classes_last(value, axes[name] if name in maps else None) for name, value in given.items()}
         unknown = {name for name in maps if name == "" and axes[name] is None}
         kinds = {
@@ -258,6 +222,16 @@ class OutputReader:
             return "values"
         chances = are_probabilities(tensor.detach())
         return "scores" if chances is None else "probabilities" if chances else "values"
+
+
+def _class_axis(output: Tensor, shape: Sequence[int], axis: int) -> int | None:
+    """The class axis of a map, that of the channels of the last layer; None where the layer's `shape` does not fit.
+
+    Sums, norms, softmax and pooling may stand between. A transposed tensor of three axes may have the same size.
+    """
+    if output.dim() == 3:
+        return axis if shape == output.shape and shape[1] != shape[2] else None
+    return axis if shape and shape[axis] == output.shape[axis] else None
 
 
 def _detections(found: Mapping[str, Tensor], box_channels: int) -> dict[str, Tensor]:

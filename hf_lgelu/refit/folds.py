@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hf_lgelu.formats import counted
 from hf_lgelu.networks.batches import TRIED, Batch, cut_batches, nothing_given, read_batches, sample_keys
-from hf_lgelu.networks.outputs import ChannelAxes, OutputReader
+from hf_lgelu.networks.outputs import LAYERS, OutputReader, channel_axis
 from hf_lgelu.networks.run import forward_hooks, run_example
 from hf_lgelu.networks.sites import KINDS, find_sites
 from hf_lgelu.processes import each_has, known_processes, own_part
@@ -82,19 +82,19 @@ def deal_folds(
 
 
 def _rows_of_maps(model: nn.Module, samples: Samples) -> list[int]:
-    """The number of rows of each sample (nodes, edges, pixels) at the gate with the most rows."""
-    axes, counts = ChannelAxes(model), list[int]()
+    """The number of rows of each sample (nodes, edges, pixels) at the layer with the most rows, else at a gate."""
+    counts = list[int]()
 
     def see(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        channels = axes.of(args[0])
-        counts.append(output.numel() // output.shape[-1 if channels is None else channels])
+        counts.append(output.numel() // output.shape[channel_axis(module, output)])
 
     numbers = range(len(samples.keys))
     rows: dict[int, int] = {}
     # Samples that run together have one shape, and therefore equally many rows.
     parts = [[number] for number in numbers] if samples.are_batches else [list(numbers[:TRIED])]
-    sites = find_sites(model) or find_sites(model, KINDS)
-    with forward_hooks({site.module for site in sites}, see), axes.watching():
+    layers = [module for module in model.modules() if isinstance(module, LAYERS)]
+    layers = layers or [site.module for site in find_sites(model, KINDS)]
+    with forward_hooks(layers, see):
         for part in parts:
             counts.clear()
             run_example(model, samples.take(part, samples.longest(part)).inputs)
