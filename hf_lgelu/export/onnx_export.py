@@ -22,7 +22,7 @@ from hf_lgelu.networks.outputs import named_tensors, task_outputs
 from hf_lgelu.networks.run import (
     NOT_TAKEN,
     Inputs,
-    buffers_kept,
+    buffers_restored,
     evaluation_mode,
     in_own_forward,
     require_plain,
@@ -156,7 +156,7 @@ def export_onnx(
     if any(tensor.device.type != "cpu" for tensor in tensors):
         model = independent_copy(model).cpu()
     whole = whole_file(path, overwrite=overwrite)
-    with evaluation_mode(model), buffers_kept(model), torch.no_grad(), whole as file:
+    with evaluation_mode(model), buffers_restored(model), torch.no_grad(), whole as file:
         network = _NamedOutputs(model, tuple(inputs))
         network.train(False)
         sizes = {axis: inputs[name].shape[i] for name, named in axes.items() for i, axis in named.items()}

@@ -28,7 +28,7 @@ Sizes = Callable[[Node], Sequence[int]]
 class LinearMap:
     """A linear map, and its aim: the last node that its output reaches through only sums, scales and moves.
 
-    aim = moved(scale · output + …): `scale` is one number per output channel of the map, float64. `bias` is the map's,
+    aim = moved(gain · output + …): `gain` is one number per output channel of the map, float64. `bias` is the map's,
     or that of the BatchNorm after it, where it is used as often as the weight.
     """
 
@@ -36,14 +36,14 @@ class LinearMap:
     aim: Node
     aim_shape: tuple[int, ...]  # of its value, on the traced inputs
     channels: int  # the axis of the map's output along which its channels lie, from the left
-    scale: Tensor  # ∂aim/∂output, per channel
-    scale_after_norm: Tensor  # ∂aim/∂(the output of `norm`); without a norm the scale
+    gain: Tensor  # ∂aim/∂output, per channel
+    gain_after_norm: Tensor  # ∂aim/∂(the output of `norm`); without a norm the gain
     to_aim: list[Node] = field(default_factory=list)  # the operations after the map, up to the aim
     layout: tuple[Any, ...] = ()  # the moves (reshape, transposition) on the way, to compare with another map's
     undo: list[Callable[[Tensor, Sizes], Tensor]] = field(default_factory=list)  # back to the layout of the output
     norm: Node | None = None  # the first BatchNorm on the way
     bias: StoredValue | None = None  # to which a constant per channel can be added
-    bias_scale: Tensor | None = None  # ∂aim/∂bias, per channel
+    bias_gain: Tensor | None = None  # ∂aim/∂bias, per channel
 
     @cached_property
     def geometry(self) -> Geometry:
@@ -73,13 +73,13 @@ class LinearMap:
         rows = factor.movedim(self.channels, -1).flatten(0, -2)
         return rows[0] if torch.equal(rows, rows[:1].expand_as(rows)) else None
 
-    def scale_by(self, factor: Tensor) -> bool:
+    def multiply_gain(self, factor: Tensor) -> bool:
         """Whether a factor, broadcast to the aim's shape, is one number per channel; if so, multiply by it."""
         factors = self.per_channel(factor)
         if factors is None:
             return False
-        self.scale = self.scale * factors
-        self.scale_after_norm = self.scale_after_norm * factors
+        self.gain = self.gain * factors
+        self.gain_after_norm = self.gain_after_norm * factors
         return True
 
 
@@ -108,9 +108,9 @@ class AimFinder:
         return cast(Node, varying[0]) if len(varying) == 1 and not is_divisor else None
 
     def between(self, source: AffineOperation, path: Sequence[Node]) -> tuple[Tensor, Tensor] | None:
-        """(scale, offset) per channel of the sums and products with constants after a map, the last one first; float64.
+        """(factor, offset) per channel of sums and products with constants after a map, the last one first; float64.
 
-        None where they are no numbers per channel, or a scale is 0.
+        None where they are no numbers per channel, or a factor is 0.
         """
         axis, shape = -1 if source.channel_axis is None else source.channel_axis, shape_of(source.node)
         one_place = [size if place == axis % len(shape) else 1 for place, size in enumerate(shape)]
@@ -141,17 +141,17 @@ class AimFinder:
         after_norm = None if linear.norm is None else self._recording.stored_value(linear.norm.args[2])
         is_tied = operation.weight_name in self._recording.tied  # an embedding may use it, too
         uses = 1 if is_tied else len(self._recording.parameter_users(operation.weight_name))
-        for stored, scale in ((after_norm, linear.scale_after_norm), (operation.bias, linear.scale)):
+        for stored, gain in ((after_norm, linear.gain_after_norm), (operation.bias, linear.gain)):
             # A bias may have two names, as a language model's head has. In shared memory it is part of other tensors.
             if stored is None or stored.name in self._recording.in_shared_memory:
                 continue
             if len(self._recording.parameter_users(stored.name)) == uses:
-                linear.bias, linear.bias_scale = stored, scale  # rather its own than the norm's
+                linear.bias, linear.bias_gain = stored, gain  # rather its own than the norm's
         self._found[output] = linear
         return linear
 
     def _keeps_apart(self, linear: LinearMap, user: Node) -> bool:
-        """Whether `user` keeps a map's channels apart; if so, the map's scale and layout now include `user`."""
+        """Whether `user` keeps a map's channels apart; if so, the map's gain and layout now include `user`."""
         name = operation_name(user)
         if name == "batch_norm":
             return self._normalizes(linear, user)
@@ -171,26 +171,26 @@ class AimFinder:
         if name == "add" or (name == "sub" and left is linear.aim):
             return True
         if name == "sub":
-            return linear.scale_by(torch.tensor(-1.0))
+            return linear.multiply_gain(torch.tensor(-1.0))
         other = right if left is linear.aim else left
         if other in self._varying or (name == "div" and left is not linear.aim):
             return False
         factor = torch.as_tensor(self._constant(other) if isinstance(other, Node) else other, dtype=torch.float64)
-        return linear.scale_by(1 / factor if name == "div" else factor)
+        return linear.multiply_gain(1 / factor if name == "div" else factor)
 
     def _normalizes(self, linear: LinearMap, user: Node) -> bool:
         if user.args[0] is not linear.aim or any(node in self._varying for node in user.args[1:5] if node is not None):
             return False
-        scale = (self._constant(user.args[4]).double() + user.args[7]).rsqrt()
+        factor = (self._constant(user.args[4]).double() + user.args[7]).rsqrt()
         if user.args[1] is not None:
-            scale = scale * self._constant(user.args[1]).double()
-        scale = scale.view([1, -1] + [1] * (len(linear.aim_shape) - 2))
+            factor = factor * self._constant(user.args[1]).double()
+        factor = factor.view([1, -1] + [1] * (len(linear.aim_shape) - 2))
         # A norm over another axis, or over several channels of the map together, has no bias per channel of the map.
-        channels = linear.per_channel(torch.arange(scale.numel()).view(scale.shape))
-        if channels is None or channels.tolist() != list(range(scale.numel())) or not linear.scale_by(scale):
+        channels = linear.per_channel(torch.arange(factor.numel()).view(factor.shape))
+        if channels is None or channels.tolist() != list(range(factor.numel())) or not linear.multiply_gain(factor):
             return False
         if linear.norm is None:
-            linear.norm, linear.scale_after_norm = user, torch.ones_like(linear.scale)
+            linear.norm, linear.gain_after_norm = user, torch.ones_like(linear.gain)
         return True
 
 

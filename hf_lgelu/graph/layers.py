@@ -108,8 +108,8 @@ def find_layers(recording: Recording, model: nn.Module, sites: Sequence[Activati
         reason, weight = _why_not(recording, finder, operation, routed), operation.weight_name
         uses = [] if reason else [finder.find(use) for use in _uses(recording, operation)]
         is_in_one_sum = len({use.aim for use in uses}) < len(uses)  # each use would correct the whole error
-        if is_in_one_sum or not all(torch.equal(use.scale, uses[0].scale) for use in uses):
-            reason = f"{weight} is used {len(uses)} times in a forward pass, in one sum or at several scales"
+        if is_in_one_sum or not all(torch.equal(use.gain, uses[0].gain) for use in uses):
+            reason = f"{weight} is used {len(uses)} times in a forward pass, in one sum or with several factors"
         if reason is None:
             maps.append(uses)
             continue
@@ -360,7 +360,7 @@ def _routed_nodes(recording: Recording) -> set[Node]:
 class FedGate:
     """A gate, the operation that makes its input, and the other half of a gated unit, or None.
 
-    The gate's input is scale · output + offset, with constants per channel.
+    The gate's input is factor · output + offset, with constants per channel.
     """
 
     site: int
@@ -368,7 +368,7 @@ class FedGate:
     before: AffineOperation
     other: AffineOperation | None
     owns_other: bool = False  # whether nothing else uses the other half's parameters
-    scale: Tensor = field(default_factory=lambda: torch.ones(1, dtype=torch.float64))
+    factor: Tensor = field(default_factory=lambda: torch.ones(1, dtype=torch.float64))
     offset: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.float64))
 
     @property
@@ -379,7 +379,7 @@ class FedGate:
     @property
     def is_next(self) -> bool:
         """Whether the gate takes the output as it is."""
-        return bool((self.scale == 1).all() and (self.offset == 0).all())
+        return bool((self.factor == 1).all() and (self.offset == 0).all())
 
 
 def find_fed_gates(recording: Recording, finder: AimFinder) -> list[FedGate]:

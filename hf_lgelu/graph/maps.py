@@ -137,8 +137,8 @@ def read_affine(node: Node, recording: Recording) -> AffineOperation | None:
         data = right if named[0] is left else left
         if shape_of(node) != shape_of(data):
             return None
-        scale = recording.stored_value(named[0])
-        return AffineOperation(node, data, scale) if name == "mul" else AffineOperation(node, data, None, scale)
+        stored = recording.stored_value(named[0])
+        return AffineOperation(node, data, stored) if name == "mul" else AffineOperation(node, data, None, stored)
     if name in ("batch_norm", "group_norm"):
         data, *parameters = _padded(node, 4)
         weight, bias = parameters[:2] if name == "batch_norm" else parameters[1:]

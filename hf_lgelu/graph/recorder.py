@@ -30,7 +30,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_lgelu.networks.elementwise import FunctionModule
-from hf_lgelu.networks.run import buffers_kept, evaluation_mode, same_randomness, structure_kept
+from hf_lgelu.networks.run import buffers_restored, evaluation_mode, same_randomness, structure_restored
 from hf_lgelu.networks.sites import ActivationSite, exchanged
 
 aten = torch.ops.aten
@@ -354,8 +354,8 @@ def record(
     torch.backends.mha.set_fastpath_enabled(False)  # one operation for a whole encoder layer
     try:
         with (
-            structure_kept(model),
-            buffers_kept(model),
+            structure_restored(model),
+            buffers_restored(model),
             exchanged(sites, markers),
             evaluation_mode(model),
             same_randomness(),

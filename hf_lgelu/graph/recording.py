@@ -347,15 +347,15 @@ class Stage:
     before: tuple[Node, ...]  # up to the inputs of the layer's maps
     after: tuple[Node, ...]  # from the maps to the layer's aim
     original: frozenset[Node]  # the original's values that are used later
-    converted: frozenset[Node]  # the converted network's; `after` runs again with the refitted weights
+    student: frozenset[Node]  # the student's; `after` runs again with the refitted weights
 
 
 def plan_stages(
-    recording: Recording, stops: Sequence[tuple[Sequence[Node], Sequence[Node]]], kept: Set[Node]
+    recording: Recording, stops: Sequence[tuple[Sequence[Node], Sequence[Node]]], inputs: Set[Node]
 ) -> list[Stage]:
     """The stages of a forward pass that stops at each layer: (its maps, whose weights will change, and its aims).
 
-    Inputs in `kept` are available in all stages.
+    The values of `inputs` are available in all stages.
     """
     done: set[Node] = set()
     parts: list[tuple[tuple[Node, ...], tuple[Node, ...]]] = []
@@ -368,7 +368,7 @@ def plan_stages(
         changing = recording.downstream(starts, needed_for | done)  # `done`, too: a map may be used early and late
         parts.append((recording.in_order(needed_for - done - changing), recording.in_order(changing)))
         done |= needed_for
-    later = set(kept)
+    later = set(inputs)
     stages: list[Stage] = []
     for before, after in reversed(parts):
         first, again = ({operand for node in nodes for operand in node.all_input_nodes} for nodes in (before, after))

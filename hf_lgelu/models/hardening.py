@@ -75,7 +75,7 @@ def gates_by_site(model: nn.Module) -> dict[str, GateHardness]:
     """
     sites = {site.name: site.module for site in find_sites(model, LEARNED_KINDS)}
     return {
-        name: GateHardness(gate.gate, *(known_hardness(gate, learned=learned).item() for learned in (False, True)))
+        name: GateHardness(gate.gate, *(whole_hardness(gate, learned=learned).item() for learned in (False, True)))
         for name, gate in ({"": model} if isinstance(model, LambdaGate) else sites).items()
     }
 
@@ -154,7 +154,7 @@ def _settable_gates(model: nn.Module) -> list[tuple[str, LambdaGate]]:
     return gates
 
 
-def known_hardness(gate: LambdaGate, *, learned: bool = False) -> Tensor:
+def whole_hardness(gate: LambdaGate, *, learned: bool = False) -> Tensor:
     """λ of a gate, of shape (1,), also where FSDP2 has sharded the gate or accelerate keeps its values elsewhere.
 
     With `learned`, λ follows only from s, as if hardening had not begun.
@@ -306,7 +306,7 @@ def smallest_soft_hardness(
     target_of = target_of_each(model, target_hardnesses(target_hardness))
     soft = []
     for _, module in require_lambda_gelu(model):
-        hardness = known_hardness(module)
+        hardness = whole_hardness(module)
         if not hardness >= HARDENED_FRACTION * target_of[id(module)]:  # NaN is soft
             soft.append(hardness.item())
     return min(soft, default=None)

@@ -210,7 +210,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def buffers_kept(model: nn.Module) -> Iterator[None]:
+def buffers_restored(model: nn.Module) -> Iterator[None]:
     """A block after which every buffer is as before, whatever forwards inside write into it (a count of calls)."""
     kept = [
         (module, name, buffer, buffer._version, buffer.clone())
@@ -229,7 +229,7 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def structure_kept(model: nn.Module) -> Iterator[Callable[[], bool]]:
+def structure_restored(model: nn.Module) -> Iterator[Callable[[], bool]]:
     """A block after which a model's modules and their text attributes are as before; it gives a test for changes.
 
     BigBird puts another attention into all of its layers at its first short text, and leaves it there.
@@ -292,7 +292,7 @@ def plain_evaluation(model: nn.Module) -> Iterator[None]:
         torch.inference_mode(False),
         no_autocast,
         evaluation_mode(model),
-        buffers_kept(model),
+        buffers_restored(model),
     ):
         yield
 

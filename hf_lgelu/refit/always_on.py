@@ -105,7 +105,7 @@ def _linear_part(
 
 @torch.no_grad()
 def write_always_on(
-    converted: nn.Module,
+    student: nn.Module,
     block: Block,
     placement: Kinks,
     inputs: Moments,
@@ -120,20 +120,20 @@ def write_always_on(
     function. A size near that of the other units keeps the range small that int8 spreads over all units.
     """
     fed, down, up = block.fed, block.down.operation, block.up
-    matrix, mean, second_moments = _linear_part(converted, block, placement, inputs, width)
+    matrix, mean, second_moments = _linear_part(student, block, placement, inputs, width)
     down_columns, up_rows = low_rank(matrix, second_moments, count)
     down_columns, up_rows = down_columns / size, up_rows * size
     new = slice(width, width + len(up_rows))
-    rows, columns = up.weight_in(converted), down.weight_in(converted)
+    rows, columns = up.weight_in(student), down.weight_in(student)
     rows[new] = up_rows.view_as(rows[new]).to(rows)
     columns[:, new] = down_columns.reshape(columns[:, new].shape).to(columns)
-    up.write_weight(converted, rows)
-    down.write_weight(converted, columns)
+    up.write_weight(student, rows)
+    down.write_weight(student, columns)
     is_gated = fed.other is not None
     offsets = torch.ones_like(up_rows[:, 0]) if is_gated else ALWAYS_ON * size - up_rows @ mean
-    add_constant(converted, fed.before, new, offsets, direction)
+    add_constant(student, fed.before, new, offsets, direction)
     if not is_gated and down.bias is not None:
-        add_constant(converted, down, slice(None), -(down_columns @ offsets), None)
+        add_constant(student, down, slice(None), -(down_columns @ offsets), None)
 
 
 @torch.no_grad()

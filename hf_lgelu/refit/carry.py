@@ -59,7 +59,7 @@ class RecordedPair(NamedTuple):
     masks: list[Node | None]
     of_sound: bool  # whether the masks are those of sounds
     run_original: Run
-    run_converted: Run
+    run_student: Run
 
     def index_of(self, layer: Layer) -> int | None:
         """The number of a layer of another recording in this one, or None."""
@@ -76,21 +76,21 @@ class _Arrival(NamedTuple):
     layer: Layer  # as in this recording, which may be that of another shape
     mask: Node | None
     original: dict[Node, Any]  # values, also of the masks among the inputs
-    converted: dict[Node, Any]
+    student: dict[Node, Any]
     numbers: dict[Node, Any]  # of the batch, for the operations that take some
 
 
-class KeptValues:
+class ValueStore:
     """The values of each batch between two stages: in memory up to a limit (bytes), the rest on disk."""
 
     def __init__(self, memory_limit: int) -> None:
         self._left = memory_limit
-        self._kept: dict[Any, tuple[list[Any] | Path, Any, int]] = {}
+        self._held: dict[Any, tuple[list[Any] | Path, Any, int]] = {}
         self._folder: tempfile.TemporaryDirectory | None = None
 
     def close(self) -> None:
         """Forget all values, in memory and on disk."""
-        self._kept.clear()
+        self._held.clear()
         if self._folder is not None:
             self._folder.cleanup()
 
@@ -101,17 +101,17 @@ class KeptValues:
         size = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())  # views share a storage
         if size <= self._left:
             self._left -= size
-            self._kept[key] = leaves, structure, size
+            self._held[key] = leaves, structure, size
             return
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="hf_lgelu-")
-        path = Path(self._folder.name, f"{len(self._kept)}-{abs(hash(key))}.pt")
+        path = Path(self._folder.name, f"{len(self._held)}-{abs(hash(key))}.pt")
         torch.save(leaves, path)
-        self._kept[key] = path, structure, 0
+        self._held[key] = path, structure, 0
 
     def take(self, key: Any) -> Any:
         """The values under a key, which is free again."""
-        leaves, structure, size = self._kept.pop(key)
+        leaves, structure, size = self._held.pop(key)
         self._left += size
         if isinstance(leaves, Path):
             path, leaves = leaves, torch.load(leaves, weights_only=True)
@@ -133,17 +133,17 @@ class Carrier:
     4. `close` frees all values.
     """
 
-    def __init__(self, recordings: Recordings, converted: nn.Module, folds: Folds) -> None:
-        """`converted` is a copy of the recorded model with other gates at its sites. It is refitted meanwhile."""
-        self.recordings, self._converted = recordings, converted
+    def __init__(self, recordings: Recordings, student: nn.Module, folds: Folds) -> None:
+        """`student` is a copy of the recorded model with other gates at its sites. It is refitted meanwhile."""
+        self.recordings, self._student = recordings, student
         own = {id(batch) for batch in own_part(folds.fitted)}
         self._batches = [
             [piece for batch in fold if id(batch) in own for piece in batch.not_square()] for fold in folds.folds
         ]
-        self._new_gates = [converted.get_submodule(site.name) for site in recordings.sites]
+        self._new_gates = [student.get_submodule(site.name) for site in recordings.sites]
         self._images = sum(map(len, folds.fitted))
-        self._device = next((parameter.device for parameter in converted.parameters()), torch.device("cpu"))
-        self._kept = KeptValues(MEMORY_LIMIT)
+        self._device = next((parameter.device for parameter in student.parameters()), torch.device("cpu"))
+        self._values = ValueStore(MEMORY_LIMIT)
         self._pairs: dict[Recording, RecordedPair] = {}
         self._with_padding: set[int] = set()
         pairs = [self.pair_of(folds.first)]
@@ -153,7 +153,7 @@ class Carrier:
 
     def close(self) -> None:
         """Forget all values that were carried."""
-        self._kept.close()
+        self._values.close()
 
     @torch.no_grad()
     def moments(self, index: int) -> list[list[Moments]]:
@@ -165,7 +165,7 @@ class Carrier:
         """
         layer = self.pair.layers.layers[index]
         groups = layer.maps[0].geometry.groups
-        channels = len(layer.maps[0].scale) // groups
+        channels = len(layer.maps[0].gain) // groups
         kinks = KINKS if layer.depthwise_gate is not None and len(self._batches) > 1 else KINKS[:1]
         sums: list[list[Moments]] = [[] for _ in kinks]
         for fold in range(len(self._batches)):
@@ -217,55 +217,55 @@ class Carrier:
             stage, numbers = pair.stages[here], self.recordings.numbers_of(batch)
             if here == 0:
                 original = pair.recording.bind(batch.load().inputs, self._device)
-                converted = dict(original)
+                student = dict(original)
             else:
-                original, converted = self._kept.take((fold, place))
-                pair.run_converted(pair.stages[here - 1].after, converted, numbers)  # with the refitted weights
-            for run, values in ((pair.run_original, original), (pair.run_converted, converted)):
+                original, student = self._values.take((fold, place))
+                pair.run_student(pair.stages[here - 1].after, student, numbers)  # with the refitted weights
+            for run, values in ((pair.run_original, original), (pair.run_student, student)):
                 run((*stage.before, *stage.after), values, numbers)
             layer, mask = pair.layers.layers[here], pair.masks[here]
-            yield _Arrival(index, batch, pair, layer, mask, original, converted, numbers)
+            yield _Arrival(index, batch, pair, layer, mask, original, student, numbers)
             if here + 1 < len(pair.stages):
-                both = ((original, stage.original), (converted, stage.converted))
+                both = ((original, stage.original), (student, stage.student))
                 needed = tuple({node: values[node] for node in values if node in later} for values, later in both)
-                self._kept.put((fold, place), needed)
+                self._values.put((fold, place), needed)
             original.clear()  # the caller may still hold them while the next batch runs
-            converted.clear()
+            student.clear()
 
     def _rows(self, arrival: _Arrival, maps: Sequence[LinearMap], kinks: Sequence[float]) -> list[FitRows]:
-        """Rows of one use of a layer: inputs of its `maps`, and the original's values at the aim minus the converted's.
+        """Rows of one use of a layer: inputs of its `maps`, and the original's values at the aim minus the student's.
 
         The list has an entry for each kink of the gate before, kink 0 first. A convolution has rows at some positions.
         """
         layer, first, positions = arrival.layer, maps[0], None
-        sizes = lambda node: arrival.converted[node].shape  # noqa: E731
+        sizes = lambda node: arrival.student[node].shape  # noqa: E731
         if first.geometry.kind == "convolution":
             least = LEAST_POSITIONS if layer.depthwise_gate is None else POSITIONS_WITH_KINKS
             wanted = math.ceil(max(ROWS_PER_FEATURE * layer.width, least) / self._images)
-            available = math.prod(arrival.converted[first.operation.node].shape[2:])
+            available = math.prod(arrival.student[first.operation.node].shape[2:])
             chosen = choose_positions([seed ^ arrival.number for seed in arrival.batch.seeds], available, wanted)
             positions = None if chosen is None else chosen.to(self._device)
-        original, converted = (widened(each[first.aim]) for each in (arrival.original, arrival.converted))
+        original, student = (widened(each[first.aim]) for each in (arrival.original, arrival.student))
         # An added mask hides what both hold there, as for classes that cannot occur; its numbers differ by rounding.
-        hidden = (original < _HIDDEN) & (converted < _HIDDEN)
+        hidden = (original < _HIDDEN) & (student < _HIDDEN)
         residuals, originals = (
             first.geometry.output_rows(first.in_output_layout(value.masked_fill(hidden, 0.0), sizes), positions)
-            for value in (original - converted, original)
+            for value in (original - student, original)
         )
         inputs = [
-            consumer.geometry.feature_rows(arrival.converted[consumer.operation.data], positions) for consumer in maps
+            consumer.geometry.feature_rows(arrival.student[consumer.operation.data], positions) for consumer in maps
         ]
         counted = self._counted(arrival, first, positions, len(residuals))
         rows = FitRows(torch.cat(inputs, dim=-1), residuals, originals, counted)
         if layer.depthwise_gate is None or len(kinks) == 1:
             return [rows]
-        at_gate, weight = layer.from_gate[0].args[0], first.operation.weight_in(self._converted)
+        at_gate, weight = layer.from_gate[0].args[0], first.operation.weight_in(self._student)
         weight = weight.reshape(*residuals.shape[1:], -1)
-        to_aim = widened(weight * first.scale.to(weight).view(len(weight), -1, 1))
+        to_aim = widened(weight * first.gain.to(weight).view(len(weight), -1, 1))
         by_kink = [rows]
         for kink in kinks[1:]:
-            values = ChainMap({at_gate: arrival.converted[at_gate] - kink}, arrival.converted)
-            arrival.pair.run_converted(layer.from_gate, values, arrival.numbers)
+            values = ChainMap({at_gate: arrival.student[at_gate] - kink}, arrival.student)
+            arrival.pair.run_student(layer.from_gate, values, arrival.numbers)
             features = first.geometry.feature_rows(values[layer.from_gate[-1]], positions)
             lost = torch.einsum("ngd,gmd->ngm", widened(rows.features - features), to_aim)
             by_kink.append(rows._replace(features=features, residuals=residuals + lost))
@@ -276,7 +276,7 @@ class Carrier:
         mask = None if arrival.mask is None else arrival.original[arrival.mask]
         if mask is None:
             return None
-        shape = tuple(arrival.converted[first.operation.node].shape)
+        shape = tuple(arrival.student[first.operation.node].shape)
         axes = (shape[0], *shape[2:]) if first.geometry.kind == "convolution" else shape[:-1]
         mask = mask.bool()
         counted = mask_over(mask, axes, {"input_values": mask} if arrival.pair.of_sound else {})
@@ -316,7 +316,7 @@ class Carrier:
                 masks,
                 _is_of_sound(recording),
                 partial(recording.run, weights=recording.weights(model), gate=gates_of(old_gates)),
-                partial(recording.run, weights=recording.weights(self._converted), gate=gates_of(self._new_gates)),
+                partial(recording.run, weights=recording.weights(self._student), gate=gates_of(self._new_gates)),
             )
             self._pairs[recording] = pair
         return self._pairs[recording]
@@ -333,10 +333,10 @@ def _without_drift_before(arrival: _Arrival, use: LinearMap) -> _Arrival:
     Where one use reads the output of another, a fit on the student's values would correct each use for the drift of the
     earlier uses. That drift is gone once these are refitted, too.
     """
-    recording, converted = arrival.pair.recording, dict(arrival.original)
+    recording, student = arrival.pair.recording, dict(arrival.original)
     nodes = recording.downstream(gates_before(recording, use), upstream(use.aim))
-    arrival.pair.run_converted(recording.in_order(nodes), converted, arrival.numbers)
-    return arrival._replace(converted=converted)
+    arrival.pair.run_student(recording.in_order(nodes), student, arrival.numbers)
+    return arrival._replace(student=student)
 
 
 def _mask_of(recording: Recording, layer: Layer) -> Node | None:

@@ -75,20 +75,20 @@ def moved_names(model: nn.Module) -> list[str]:
 
 def distill(
     original: OutputReader,
-    converted: nn.Module,
+    student: nn.Module,
     folds: Folds,
     *,
     names: Sequence[str],
     steps: int | None = None,
     bf16: bool = False,
 ) -> tuple[float, float]:
-    """(the mean loss before, the least mean loss) of Adam on parameters of `converted`, on the samples that choose.
+    """(the mean loss before, the least mean loss) of Adam on parameters of `student`, on the samples that choose.
 
-    Changes `converted` in place, if that brings it nearer to the original. The same inputs give the same steps.
+    Changes `student` in place, if that brings it nearer to the original. The same inputs give the same steps.
 
     Args:
         original: reads the network whose outputs are the aim.
-        converted: the network that is moved, in eval mode throughout.
+        student: the network that is moved, in eval mode throughout.
         folds: the data; steps use every fold, and the samples that choose only judge.
         names: the parameters that are moved.
         steps: the number of steps, of one batch each; by default 200, or 600 where the first quarter of them takes a
@@ -97,8 +97,8 @@ def distill(
             both moved and judged under autocast.
     """
     # A step of a thousandth of a weight is below the precision of bfloat16: it is taken on a copy in float32.
-    is_narrow = any(converted.get_parameter(name).dtype.itemsize < 4 for name in names)
-    moved = independent_copy(converted).float() if is_narrow else converted
+    is_narrow = any(student.get_parameter(name).dtype.itemsize < 4 for name in names)
+    moved = independent_copy(student).float() if is_narrow else student
     with learning(moved, names) as parameters:
         run = _Descent(original, original.of(moved), folds, parameters, bf16, is_narrow)
         best = run.start
@@ -110,7 +110,7 @@ def distill(
             run.put(best)
             with torch.no_grad():
                 for name in names if is_narrow else ():
-                    converted.get_parameter(name).copy_(parameters[name])
+                    student.get_parameter(name).copy_(parameters[name])
     return run.start.loss, best.loss
 
 
@@ -127,13 +127,13 @@ class _Descent:
     def __init__(
         self,
         original: OutputReader,
-        converted: OutputReader,
+        student: OutputReader,
         folds: Folds,
         parameters: Mapping[str, Tensor],
         bf16: bool,
         is_narrow: bool,
     ) -> None:
-        self._original, self._converted = original, converted
+        self._original, self._student = original, student
         autocast = partial(torch.autocast, next(iter(parameters.values())).device.type, torch.bfloat16)
         self._stepping, self._judging = (partial(autocast, enabled=each) for each in (bf16 or is_narrow, is_narrow))
         most = samples_at_once(self._original, folds.fitted[-1].load())
@@ -148,7 +148,7 @@ class _Descent:
         self._parameters = list(parameters.values())
         with self._judging():
             self._variances = column_variances(map(self._shared, self._watched))
-            self._centred = centred_maps(converted.model, parameters.keys(), first)
+            self._centred = centred_maps(student.model, parameters.keys(), first)
         self.start = self._seen()
 
     @torch.no_grad()
@@ -195,7 +195,7 @@ class _Descent:
 
     def _loss(self, batch: FoldBatch) -> Tensor:
         reference, loaded, weight = self._shared(batch)
-        return output_loss(reference, self._converted, loaded, weight, self._variances)
+        return output_loss(reference, self._student, loaded, weight, self._variances)
 
     @torch.no_grad()
     def _shared(self, batch: FoldBatch) -> tuple[Outputs, Batch, float]:

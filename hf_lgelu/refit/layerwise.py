@@ -79,7 +79,7 @@ class Refit:
                 if (gate := layer.depthwise_gate) is not None and with_kinks and len(folds) > 1:
                     folds, nearest = nearest_features([folds, *with_kinks], intercept=layer.has_intercept)
                     kinks = torch.tensor(KINKS, dtype=torch.float64)[nearest.cpu()]
-                    add_constant(student, gate.before, slice(None), -kinks / gate.scale.to(kinks), None)
+                    add_constant(student, gate.before, slice(None), -kinks / gate.factor.to(kinks), None)
                 # Ridge, written into the student. The carrier then runs the layer's maps again, and carries on.
                 fit = _solved(layer, folds)
                 if fit is not None:
@@ -103,10 +103,10 @@ def _without_refit(layers: Layers, names: Sequence[str]) -> Iterator[LayerRefit]
     """The entries of gates that are exchanged without a refit of the maps after them."""
     for (name, reason), before in layers.unfit.items():
         gates = tuple(names[index] for index in sorted(before))
-        yield LayerRefit((name,), gates, "kept", note=f"not refitted: {reason}", is_unfit=True)
+        yield LayerRefit((name,), gates, "unchanged", note=f"not refitted: {reason}", is_unfit=True)
     for gate in (names[index] for index in layers.uncounted):
         note = "no output that counts depends on it"
-        yield LayerRefit((gate,), (gate,), "kept", note=note, is_uncounted=True)
+        yield LayerRefit((gate,), (gate,), "unchanged", note=note, is_uncounted=True)
 
 
 def _require_finite(layer: Layer, folds: Sequence[Moments]) -> None:
@@ -129,7 +129,7 @@ def _solved(layer: Layer, folds: list[Moments]) -> RidgeFit | None:
 def _described(layer: Layer, fit: RidgeFit | None, names: Sequence[str], *more: str | None) -> LayerRefit:
     sites = tuple(names[index] for index in layer.sites)
     if fit is None:
-        return LayerRefit((layer.name,), sites, "kept", note="not refitted: no batch leads to it", is_unfit=True)
+        return LayerRefit((layer.name,), sites, "unchanged", note="not refitted: no batch leads to it", is_unfit=True)
     rows = fit.moments.count
     notes = [] if layer.has_intercept else ["no bias: only its weights were refitted"]
     if rows < ENOUGH_ROWS * layer.width:

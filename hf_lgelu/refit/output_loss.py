@@ -35,23 +35,23 @@ def learning(model: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Tenso
 
 def output_loss(
     reference: Outputs,
-    converted: OutputReader,
+    student: OutputReader,
     batch: Batch,
     weight: float = 1.0,
     variances: Mapping[str, Tensor] | None = None,
 ) -> Tensor:
     """The distance of a network's outputs from the original's, without padding, summed over the outputs: a scalar.
 
-    For class scores, the distance is the mean KL(original ‖ converted). For other outputs it is the mean square error
+    For class scores, the distance is the mean KL(original ‖ student). For other outputs it is the mean square error
     of a column over the column's variance, averaged over columns. `variances` gives the variances (by default of this
     batch). For embeddings, 1 − cos of each sample's mean over positions is added. A detector's scores that a sigmoid
     reads have a KL for each class. A box's error counts four times, with the original's certainty. Both are divided by
     the sum of the certainties. With several processes, the result is this process's part of the mean over all rows,
     and its rows count with its `weight`.
     """
-    given = in_order_of(reference, converted(batch.inputs, call_alike))
+    given = in_order_of(reference, student(batch.inputs, call_alike))
     variances = column_variances([(reference, batch, weight)]) if variances is None else variances
-    total = torch.zeros((), device=next(converted.model.parameters()).device)
+    total = torch.zeros((), device=next(student.model.parameters()).device)
     certainty = reference.certainty()
     for name, expected in reference.tensors.items():
         pair = [reference.scores(name, value) for value in (expected, given.tensors[name])]
@@ -104,7 +104,7 @@ def _pooled(states: Tensor, counted: Tensor | None) -> Tensor:
     return kept.reshape(len(kept), -1, kept.shape[-1]).sum(1)
 
 
-def fit_last_biases(original: OutputReader, converted: OutputReader, folds: Folds, names: Sequence[str]) -> None:
+def fit_last_biases(original: OutputReader, student: OutputReader, folds: Folds, names: Sequence[str]) -> None:
     """Set the biases `names`, which end a detector whose scores a sigmoid reads, to the least loss.
 
     A fit by least squares draws scores to their mean, which is that of empty places. So the few places with an object
@@ -114,12 +114,12 @@ def fit_last_biases(original: OutputReader, converted: OutputReader, folds: Fold
     batches = evenly(folds.fitted, -(-_CALIBRATED // len(folds.first)))
     parts = ((part.load(), weight) for part, weight in (batch.share() for batch in batches))
     seen = [(batch, weight, original(batch.inputs)) for batch, weight in parts]
-    with learning(converted.model, names) as parameters, torch.enable_grad():
+    with learning(student.model, names) as parameters, torch.enable_grad():
         biases = [*parameters.values()]
         for _ in range(_CALIBRATIONS):
             found = [torch.zeros_like(bias) for bias in 2 * biases]  # first and second derivatives
             for batch, weight, reference in seen:
-                loss = output_loss(reference, converted, batch, weight)
+                loss = output_loss(reference, student, batch, weight)
                 slopes = torch.autograd.grad(loss, biases, create_graph=True, materialize_grads=True)
                 total = torch.cat([slope.flatten() for slope in slopes]).sum()
                 bends = torch.autograd.grad(total, biases, materialize_grads=True)

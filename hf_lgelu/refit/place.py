@@ -193,44 +193,42 @@ def _fit_block(
 
 
 @torch.no_grad()
-def write_copies(
-    converted: nn.Module, block: Block, copies: Copies, start: int, direction: Tensor | None = None
-) -> None:
+def write_copies(student: nn.Module, block: Block, copies: Copies, start: int, direction: Tensor | None = None) -> None:
     """Write copies into the units from `start` on, before slopes and kinks are written into the copied units.
 
     The size of a copy's slope goes into the rows before the gate, its sign into the column after it. `direction` is as
     in `add_constant`.
     """
     new, down = slice(start, start + len(copies.sources)), block.down.operation
-    columns = down.weight_in(converted)
+    columns = down.weight_in(student)
     sources = copies.sources.to(columns.device)
     slopes, kinks = (part.to(sources.device) for part in (copies.slopes, copies.kinks))
     for operation in block.ahead:
         size = slopes.abs() if operation is block.fed.before else torch.ones_like(slopes)
-        rows = operation.weight_in(converted)
+        rows = operation.weight_in(student)
         rows[new] = (rows[sources].double() * size.view(-1, *[1] * (rows.ndim - 1))).to(rows.dtype)
-        operation.write_weight(converted, rows)
+        operation.write_weight(student, rows)
         if operation.bias is not None:
-            bias = operation.bias.read(converted)
+            bias = operation.bias.read(student)
             bias[new] = (bias[sources].double() * size).to(bias.dtype)
-            operation.bias.write(converted, bias)
+            operation.bias.write(student, bias)
         if not operation.mixes:  # the statistics of a BatchNorm
-            for statistic in (each for each in operation.module_in(converted).buffers(recurse=False) if each.ndim):
+            for statistic in (each for each in operation.module_in(student).buffers(recurse=False) if each.ndim):
                 statistic[new] = statistic[sources]
-    add_constant(converted, block.fed.before, new, -kinks * slopes.abs(), direction)
+    add_constant(student, block.fed.before, new, -kinks * slopes.abs(), direction)
     columns[:, new] = columns[:, sources] * slopes.sign().to(columns.dtype).view(-1, *[1] * (columns.ndim - 2))
-    down.write_weight(converted, columns)
+    down.write_weight(student, columns)
 
 
 @torch.no_grad()
-def write_placement(converted: nn.Module, fed: FedGate, placement: Kinks, direction: Tensor | None = None) -> None:
+def write_placement(student: nn.Module, fed: FedGate, placement: Kinks, direction: Tensor | None = None) -> None:
     """Write the slope and kink of one ReLU a channel into the map before the gate; `direction` as in `add_constant`."""
-    rows = fed.before.weight_in(converted)
+    rows = fed.before.weight_in(student)
     slope, kink = (part.to(rows.device) for part in (placement.slopes[:, 0], placement.kinks[:, 0]))
-    fed.before.write_weight(converted, rows.double() * slope.view(-1, *[1] * (rows.ndim - 1)))
+    fed.before.write_weight(student, rows.double() * slope.view(-1, *[1] * (rows.ndim - 1)))
     if fed.before.bias is None:
-        add_constant(converted, fed.before, slice(None), -kink * slope, direction)
+        add_constant(student, fed.before, slice(None), -kink * slope, direction)
         return
-    bias = fed.before.bias.read(converted).double().flatten()
-    scale, offset = fed.scale.to(bias), fed.offset.to(bias)
-    fed.before.bias.write(converted, slope * bias + (slope * (offset - kink) - offset) / scale)
+    bias = fed.before.bias.read(student).double().flatten()
+    factor, offset = fed.factor.to(bias), fed.offset.to(bias)
+    fed.before.bias.write(student, slope * bias + (slope * (offset - kink) - offset) / factor)

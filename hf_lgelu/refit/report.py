@@ -28,7 +28,7 @@ class LayerRefit:
     Args:
         layers: names of the modules whose weights were refitted.
         sites: names of the gates whose outputs reach these modules.
-        choice: "kept" (the original's weights), "bias only", or "refit".
+        choice: "unchanged" (the original's weights), "bias only", or "refit".
         strength: α of the ridge, relative to the mean variance of the features (without a few huge features); None
             unless "refit".
         error_before: ‖ŷ − y‖² / ‖y − ȳ‖² on rows that were not fitted, with the weights kept; y are the original's
@@ -234,8 +234,8 @@ def evaluations(report: ConversionReport) -> list[tuple[str, Evaluation]]:
 def what_was_done(report: ConversionReport) -> dict[str, str]:
     """{what: how}, in words, of the gates, the refit, the data and the rungs."""
     counts = Counter(layer.choice for layer in report.layers for _ in layer.maps)
-    words = {"refit": "refitted", "bias only": "with only another bias", "kept": "kept"}
-    kept = [name for layer in report.layers if layer.choice == "kept" for name in layer.maps]
+    words = {"refit": "refitted", "bias only": "with only another bias", "unchanged": "unchanged"}
+    unchanged = [name for layer in report.layers if layer.choice == "unchanged" for name in layer.maps]
     maps = ", ".join(f"{counts[choice]:,} {word}" for choice, word in words.items() if counts[choice])
     chose, apart = report.choosing_samples, report.held_out.samples if report.held_out is not None else 0
     inputs = f"{report.distinct_samples:,} ({counted(report.rows, 'row')})"
@@ -249,7 +249,7 @@ def what_was_done(report: ConversionReport) -> dict[str, str]:
     is_wider = width != 1
     found = {
         "gates that stayed smooth": ", ".join(f"`{name}` ({kind})" for name, kind in report.kept.items()),
-        "linear maps": (maps or "none") + f" ({quoted(kept)})" * bool(kept),
+        "linear maps": (maps or "none") + f" ({quoted(unchanged)})" * bool(unchanged),
         "inputs": inputs,
         "ridge": f"strength chosen on {report.folds} folds" if report.folds > 1 else "fixed strength, not validated",
         "outputs that counted": "" if report.outputs == ("",) else quoted(report.outputs),

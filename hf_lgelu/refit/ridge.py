@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hf_lgelu.refit.moments import Moments
 
-# α, relative to the scale of the features: the mean eigenvalue of their covariance, or close to it. The floor is a
+# α, relative to the size of the features: the mean eigenvalue of their covariance, or close to it. The floor is a
 # safety device: duplicated rows and cross-validation on few rows choose strengths below it that are far off elsewhere.
 STRENGTHS = (1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0)
 # For maps that read the residual stream and no gate's output: these strengths were chosen in the middle of
@@ -26,13 +26,13 @@ _WIDE, _ROWS_TO_HOLD_OUT_ONCE = 512, 256
 # half are those that the change moves most, the other half stand for all others.
 _JUDGED_ON = 256
 # A unit that fires at 10⁴ times the others dominates the mean, and a penalty of that size would freeze all others.
-# So the scale is at most this many times the mean without the largest features.
+# So the size is at most this many times the mean without the largest features.
 _MOST_OF_REST = 100.0
 _LARGEST = 0.01  # of the features
 _FEWEST_FEATURES = 8
 _NO_SPREAD = 1e-12  # variance relative to the mean square that is rounding, not information
 
-Choice = Literal["kept", "bias only", "refit"]
+Choice = Literal["unchanged", "bias only", "refit"]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class _Deviations:
     gram: Tensor
     cross: Tensor
     residual_square: Tensor
-    scale: Tensor  # (g,) mean eigenvalue of gram, or 100 times that of most features; zero where no feature varies
+    eigenvalue: Tensor  # (g,) mean eigenvalue of gram, or 100 times that of most features; zero where no feature varies
 
     @classmethod
     def of(cls, moments: Moments, intercept: bool) -> "_Deviations":
@@ -77,7 +77,7 @@ class _Deviations:
             square = square - n * r.square()
         else:
             x, r = torch.zeros_like(x), torch.zeros_like(r)
-        return cls(n, x, r, gram, cross, square, _scale(gram.diagonal(dim1=1, dim2=2), size))
+        return cls(n, x, r, gram, cross, square, _mean_eigenvalue(gram.diagonal(dim1=1, dim2=2), size))
 
     def of_outputs(self, outputs: Tensor) -> "_Deviations":
         """The deviations with some outputs of each group."""
@@ -88,15 +88,15 @@ class _Deviations:
         """(weight change transposed (g, d, m) or None for zero, bias change (g, m)) of a candidate."""
         if strength is not None:
             return self.solve(strength)
-        return None, torch.zeros_like(self.residual_mean) if choice == "kept" else self.residual_mean
+        return None, torch.zeros_like(self.residual_mean) if choice == "unchanged" else self.residual_mean
 
     def solve(self, strength: float) -> tuple[Tensor, Tensor]:
-        """(Δᵀ, δb) with the least Σ‖r − Δx − δb‖² + α·s·‖Δ‖² in each group, s the `scale` and α the strength.
+        """(Δᵀ, δb) with the least Σ‖r − Δx − δb‖² + α·e·‖Δ‖² in each group, e the `eigenvalue` and α the strength.
 
         The intercept δb is not penalized. Features that do not vary (dead units) get no change.
         """
-        varies = self.scale > 0
-        penalty = torch.where(varies, strength * self.scale, 1.0)[:, None]
+        varies = self.eigenvalue > 0
+        penalty = torch.where(varies, strength * self.eigenvalue, 1.0)[:, None]
         system, right = self.gram * varies[:, None, None], self.cross * varies[:, None, None]
         system.diagonal(dim1=1, dim2=2).add_(penalty)
         factor, failed = torch.linalg.cholesky_ex(system)
@@ -141,7 +141,7 @@ def fit_ridge(folds: list[Moments], *, intercept: bool, strengths: Sequence[floa
     emptied, and its sums are used up: they take most of the memory.
     """
     total = reduce(operator.add, folds) if len(folds) > 1 else folds[0]
-    best: tuple[Choice, float | None] = ("refit", strengths[0]) if strengths else ("kept", None)
+    best: tuple[Choice, float | None] = ("refit", strengths[0]) if strengths else ("unchanged", None)
     before = after = None
     if len(folds) > 1:
         best, before, after = _choose(folds, total, intercept, strengths)
@@ -183,13 +183,16 @@ def _choose(
         # Of equal errors the stronger wins, which changes less.
         is_higher = error_of("refit", strengths[middle + 1]) <= error_of("refit", strengths[middle])
         low, high = (middle + 1, high) if is_higher else (low, middle)
-    candidates: list[tuple[Choice, float | None]] = [("kept", None), *(("refit", each) for each in strengths[low:][:1])]
+    candidates: list[tuple[Choice, float | None]] = [
+        ("unchanged", None),
+        *(("refit", each) for each in strengths[low:][:1]),
+    ]
     if intercept:
         candidates.insert(1, ("bias only", None))
     best = min(candidates, key=lambda candidate: error_of(*candidate))  # the first of equal errors
     if spread <= _NO_SPREAD * square:
         return best, None, None
-    return best, error_of("kept", None) / spread, error_of(*best) / spread
+    return best, error_of("unchanged", None) / spread, error_of(*best) / spread
 
 
 def _judged_outputs(parts: Sequence[_Deviations]) -> tuple[Tensor, Tensor]:
@@ -231,17 +234,17 @@ def nearest_features(sums: Sequence[Sequence[Moments]], *, intercept: bool) -> t
     return chosen, nearest
 
 
-def _scale(spread: Tensor, size: Tensor) -> Tensor:
+def _mean_eigenvalue(spread: Tensor, size: Tensor) -> Tensor:
     """(g,) from the diagonals (g, d) of a Gram matrix: the mean, at most 100 times that without the largest hundredth.
 
     `size` is the diagonal around zero. A spread that is tiny relative to it is rounding, and counts as 0.
     """
     mean, width = spread.mean(1), spread.shape[1]
-    scale = mean
+    eigenvalue = mean
     if width >= _FEWEST_FEATURES:
         rest = spread.sort(1).values[:, : width - math.ceil(_LARGEST * width)].mean(1)
-        scale = torch.where(rest > _NO_SPREAD * mean, torch.minimum(mean, _MOST_OF_REST * rest), mean)
-    return torch.where(mean > _NO_SPREAD * size.mean(1), scale, 0.0)
+        eigenvalue = torch.where(rest > _NO_SPREAD * mean, torch.minimum(mean, _MOST_OF_REST * rest), mean)
+    return torch.where(mean > _NO_SPREAD * size.mean(1), eigenvalue, 0.0)
 
 
 def _apply(change: Tensor, mean: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from hf_lgelu.comparing.comparison import OutputComparison
 from hf_lgelu.networks.batches import LABELS, TRIED, Batch, nothing_given, sample_keys
 from hf_lgelu.networks.masks import frames_of_sound, is_of_sound, pad_tokens
 from hf_lgelu.networks.outputs import IGNORED_LABEL, OutputReader, is_causal
-from hf_lgelu.networks.run import NOT_TAKEN, evaluation_mode, same_randomness, structure_kept
+from hf_lgelu.networks.run import NOT_TAKEN, evaluation_mode, same_randomness, structure_restored
 from hf_lgelu.processes import each_has
 
 # The largest change of the outputs by padding, relative to their spread: √ of `OutputComparison.relative_error`.
@@ -239,7 +239,7 @@ def choose_padding(samples: Samples, read: OutputReader) -> Samples:
     if not is_padded and not is_uneven:
         return samples
     few = cropped.short_first(every)[:_TRIED_ALONE]
-    with structure_kept(read.model) as is_another:
+    with structure_restored(read.model) as is_another:
         try:
             alone = [rows for number in few for rows in _rows_of(read, samples.alone(number))]
         except NOT_TAKEN:

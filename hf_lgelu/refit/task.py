@@ -159,7 +159,7 @@ class Task:
 
 
 def evaluate_conversion(
-    read: OutputReader, converted: nn.Module, substitution: TemporaryRelu, batches: Iterable[Batch]
+    read: OutputReader, student: nn.Module, substitution: TemporaryRelu, batches: Iterable[Batch]
 ) -> tuple[Evaluation | None, tuple[float, ...]]:
     """(the evaluation of the three networks, the distance of the converted network from the original on each sample).
 
@@ -171,7 +171,7 @@ def evaluate_conversion(
         with substitution.applied():
             return read(inputs)
 
-    live = LiveUnits({name: converted.get_submodule(name) for name in substitution.gates})
+    live = LiveUnits({name: student.get_submodule(name) for name in substitution.gates})
 
     def counted(model: nn.Module, inputs: Any) -> Any:
         with live.counting(inputs):
@@ -179,7 +179,7 @@ def evaluate_conversion(
 
     runs: dict[str, Callable[[Any], Outputs]] = {
         "direct": swapped,
-        "refitted": partial(read.of(converted), call=counted),
+        "refitted": partial(read.of(student), call=counted),
     }
     metrics, found = compare_outputs(read, runs, batches, over_processes=True)
     direct, refitted = found["direct"], found["refitted"]

@@ -13,19 +13,19 @@ from hf_lgelu.graph.recording import Recording, StoredValue
 from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.ridge import RidgeFit
 
-# A norm or a LayerScale after the map may scale a channel down. Below this share of the largest scale the channel is
+# A norm or a LayerScale after the map may scale a channel down. Below this share of the largest gain the channel is
 # left alone: correcting it would take weights a thousand times larger, which float16 and int8 cannot hold.
 _DEAD = 1e-3
 
 
 @torch.no_grad()
 def write_refit(student: nn.Module, recording: Recording, layer: Layer, fit: RidgeFit) -> None:
-    """Write a fit into the layer's weights in `student`; a fit of the choice "kept" changes nothing.
+    """Write a fit into the layer's weights in `student`; a fit of the choice "unchanged" changes nothing.
 
-    The fit is on the scale of the aim. A BatchNorm right after a map gets the mean and variance of the map's new
+    The fit is in the units of the aim. A BatchNorm right after a map gets the mean and variance of the map's new
     outputs; its function in eval mode stays the same.
     """
-    if fit.choice == "kept":
+    if fit.choice == "unchanged":
         return
     means = fit.moments.feature_sum / fit.moments.count
     start, constant = 0, fit.bias_change.flatten().cpu()
@@ -35,26 +35,26 @@ def write_refit(student: nn.Module, recording: Recording, layer: Layer, fit: Rid
         start = features.stop
         places.append((consumer, features))
         change = fit.weight_change[..., features].cpu()
-        flat = change.reshape(len(consumer.scale), -1) * _inverse(consumer.scale)[:, None]
+        flat = change.reshape(len(consumer.gain), -1) * _inverse(consumer.gain)[:, None]
         weight = consumer.operation.weight_in(student).double()
         consumer.operation.write_weight(student, weight + flat.reshape(weight.shape).to(weight.device))
         if layer.has_intercept:  # the fit assumes the whole change, but unreachable channels are not written
             offset = torch.einsum("gmd,gd->gm", change, means[:, features].cpu()).flatten()
-            constant = torch.where(_reachable(consumer.scale), constant, constant + offset)
+            constant = torch.where(_reachable(consumer.gain), constant, constant + offset)
     for consumer in layer.maps:
         if consumer.bias is not None:  # each channel's constant goes to the first map that reaches it
-            _add(student, consumer.bias, slice(None), constant * _inverse(consumer.bias_scale))
-            constant = torch.where(_reachable(consumer.bias_scale), 0.0, constant)
+            _add(student, consumer.bias, slice(None), constant * _inverse(consumer.bias_gain))
+            constant = torch.where(_reachable(consumer.bias_gain), 0.0, constant)
     for consumer, features in places:
         _recentre(student, recording, consumer, fit.moments, features)
 
 
-def _reachable(scale: Tensor) -> Tensor:
-    return scale.abs() > _DEAD * scale.abs().max()
+def _reachable(gain: Tensor) -> Tensor:
+    return gain.abs() > _DEAD * gain.abs().max()
 
 
-def _inverse(scale: Tensor) -> Tensor:
-    return torch.where(_reachable(scale), 1 / scale, 0.0)
+def _inverse(gain: Tensor) -> Tensor:
+    return torch.where(_reachable(gain), 1 / gain, 0.0)
 
 
 def _add(model: nn.Module, stored: StoredValue, outputs: slice, change: Tensor) -> None:

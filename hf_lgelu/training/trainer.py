@@ -18,7 +18,7 @@ from hf_lgelu.models.hardening import is_hardened
 from hf_lgelu.models.optimizer_groups import check_rate, separate_hardness_group
 from hf_lgelu.models.surgery import TemporaryRelu
 from hf_lgelu.networks.outputs import IGNORED_LABEL, labels_of_predictions
-from hf_lgelu.networks.run import buffers_kept
+from hf_lgelu.networks.run import buffers_restored
 from hf_lgelu.networks.sites import LEARNED_KINDS, SMOOTH_KINDS, find_sites, lambda_gelu_modules, require_lambda_gelu
 from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
 from hf_lgelu.training.callbacks import HardeningCallback, HardnessLogCallback
@@ -146,7 +146,7 @@ class LambdaGELUTrainer(Trainer):
         loss_only = True if self.compute_metrics is None else prediction_loss_only  # else nobody reads the logits
         self._live = LiveUnits(substitution.gates)
         try:
-            with loop_undone(self), buffers_kept(self.model), substitution.applied():
+            with loop_undone(self), buffers_restored(self.model), substitution.applied():
                 begin()
                 relu = super().evaluation_loop(dataloader, description, loss_only, ignore_keys, metric_key_prefix)
             counts = torch.tensor([self._live.live.total(), self._live.outputs.total()], device=self.args.device)

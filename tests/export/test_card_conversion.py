@@ -80,7 +80,7 @@ def test_numbers_of_the_whole_network():
 def test_numbers_of_the_layers():
     (layers,) = tables_of(section(card_of(), "### Layers"))
     assert [row["layer"] for row in layers] == ["`h.0.mlp.c_proj`", "`h.1.mlp.c_proj`", "`conv2`, `downsample.0`"]
-    assert [row["choice"] for row in layers] == ["refit", "bias only", "kept"]
+    assert [row["choice"] for row in layers] == ["refit", "bias only", "unchanged"]
     assert [row["α"] for row in layers] == ["0.001", "–", "–"]
     assert [row["error, weights kept"] for row in layers] == ["0.25", "0.5", "0.03"]
     assert [row["error, as chosen"] for row in layers] == ["0.0123", "0.4", "0.03"]

@@ -131,7 +131,5 @@ def test_nothing_we_load_can_run_code():
         source = path.read_text(encoding="utf-8")
         if re.search(r"trust_remote_code|torch\.load|pickle|dill|joblib", source):  # or nothing is there to parse
             found[path.name] = calls_that_could_run_code(source)
-    assert len(found) > 3
-    assert {name: calls for name, calls in found.items() if calls} == {
-        "batches.py": ["pickle"]  # of objects that hold tensors, never of a file
-    }
+    assert found
+    assert {name: calls for name, calls in found.items() if calls} == {}

@@ -212,8 +212,8 @@ def _at_some_positions(part, seeds: Sequence[int], images: int):
 
 def _choose(folds, has_bias: bool, strengths: Sequence[float]) -> tuple[str, float | None, float | None, float | None]:
     if len(folds) == 1:
-        return ("refit", STRENGTHS[0], None, None) if strengths == STRENGTHS else ("kept", None, None, None)
-    candidates = [("kept", None), *([("bias only", None)] if has_bias else [])]
+        return ("refit", STRENGTHS[0], None, None) if strengths == STRENGTHS else ("unchanged", None, None, None)
+    candidates = [("unchanged", None), *([("bias only", None)] if has_bias else [])]
     candidates += [("refit", strength) for strength in reversed(strengths)]
     groups = _by_group(folds)
     errors, targets = _errors(groups, candidates, has_bias), [np.concatenate([f[2] for f in group]) for group in groups]
@@ -242,7 +242,7 @@ def _change(features, residuals, choice, strength, has_bias) -> tuple[np.ndarray
     """(Δ (m, d), δb (m,)) in units of the target."""
     count, width = features.shape
     outputs = residuals.shape[1]
-    if choice == "kept":
+    if choice == "unchanged":
         return np.zeros((outputs, width)), np.zeros(outputs)
     if choice == "bias only":
         return np.zeros((outputs, width)), residuals.mean(0)

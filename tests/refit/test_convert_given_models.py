@@ -56,7 +56,7 @@ def test_values_that_accelerate_keeps_elsewhere_are_read_and_stay_there(place, t
         model.save_pretrained(tmp_path)
         parts = dict.fromkeys(("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), "cpu")
         parts["model.layers"] = "disk"
-        model = LlamaForCausalLM.from_pretrained(tmp_path, device_map=parts, offload_folder=tmp_path / "kept")
+        model = LlamaForCausalLM.from_pretrained(tmp_path, device_map=parts, offload_folder=tmp_path / "unchanged")
     assert model.model.layers[0].mlp.down_proj.weight.is_meta
     converted = convert_to_relu(model, inputs).model
     assert model.model.layers[0].mlp.down_proj.weight.is_meta
@@ -180,7 +180,7 @@ def test_outputs_that_the_task_reads_are_counted_and_no_others():
     assert report.outputs == ("logits", "pred_boxes")
     assert "outputs that counted: `logits`, `pred_boxes`\n" in str(report)
     (unread,) = (layer for layer in report.layers if layer.sites == ("beside",))
-    assert (unread.choice, unread.note) == ("kept", "no output that counts depends on it")
+    assert (unread.choice, unread.note) == ("unchanged", "no output that counts depends on it")
     assert {layer.layers for layer in report.layers} == {("beside",), ("neck",)}
     with torch.no_grad():
         expected, found = model(**second), converted(**second)

@@ -87,7 +87,7 @@ def test_a_gate_whose_consumers_cannot_be_refitted_is_exchanged_alone_and_named(
     assert isinstance(model.act, nn.GELU)
     assert isinstance(converted.act, nn.ReLU)
     (unfit,) = (layer for layer in report.layers if layer.is_unfit)
-    assert (unfit.sites, unfit.choice) == (("act",), "kept")
+    assert (unfit.sites, unfit.choice) == (("act",), "unchanged")
     assert re.search(reason, f"\n  {unfit.layers[0]}: {unfit.note.removeprefix('not refitted: ')}")
     assert any(warning.startswith("act: only the gate was exchanged: ") for warning in report.warnings)
     assert (refused is not None) == (len(report.layers) == 1)

@@ -59,7 +59,7 @@ def solved_by_hand(x, r, strength, intercept):
 
 def chosen_by_hand(parts, intercept, held_out_folds):
     """((choice, strength), error of keeping, error of the choice) by fitting and predicting on rows."""
-    candidates = [("kept", None)] + [("bias only", None)] * intercept
+    candidates = [("unchanged", None)] + [("bias only", None)] * intercept
     candidates += [("refit", strength) for strength in sorted(STRENGTHS, reverse=True)]
     errors = dict.fromkeys(candidates, 0.0)
     unseen = torch.cat([parts[k][2] for k in held_out_folds]).flatten(1)
@@ -67,7 +67,7 @@ def chosen_by_hand(parts, intercept, held_out_folds):
         x, r = (torch.cat([part[i] for j, part in enumerate(parts) if j != k]) for i in (0, 1))
         for choice, strength in candidates:
             change, bias_change = torch.zeros(x.shape[1], r.shape[2], x.shape[2], dtype=torch.float64), r.mean(0)
-            if choice == "kept":
+            if choice == "unchanged":
                 bias_change = torch.zeros_like(bias_change)
             elif choice == "refit":
                 change, bias_change = solved_by_hand(x, r, strength, intercept)
@@ -77,7 +77,7 @@ def chosen_by_hand(parts, intercept, held_out_folds):
                     errors[choice, strength] += float(left @ left)
     spread = float((unseen - unseen.mean(0)).square().sum())
     best = min(candidates, key=errors.get)
-    return best, errors["kept", None] / spread, errors[best] / spread
+    return best, errors["unchanged", None] / spread, errors[best] / spread
 
 
 @pytest.mark.parametrize("intercept", [True, False])
@@ -141,23 +141,23 @@ def test_the_choice_goes_from_no_change_to_the_least_strength_as_the_signal_grow
             if fit.choice == "bias only":
                 assert not fit.weight_change.any()
                 torch.testing.assert_close(fit.bias_change, residuals.mean(0))
-            if fit.choice == "kept":
+            if fit.choice == "unchanged":
                 assert not fit.weight_change.any()
                 assert not fit.bias_change.any()
                 assert fit.weight_change.shape == (1, 2, 4)
-    assert {("kept", None), ("bias only", None)} <= seen
+    assert {("unchanged", None), ("bias only", None)} <= seen
     assert {("refit", strength) for strength in (1e-3, 1e-2, 1.0, 10.0)} <= seen
 
 
 def test_of_equal_candidates_the_lesser_change_is_taken():
     x, r, t = drawn(40)
     fit = fit_ridge(folds_of(x, torch.zeros_like(r), t), intercept=True)
-    assert fit.choice == "kept"
+    assert fit.choice == "unchanged"
     assert fit.error_before == fit.error_after == 0
     constant = torch.full_like(r, 0.5)  # sums of it do not round
     dead = torch.zeros_like(x)
     assert fit_ridge(folds_of(dead, constant, t), intercept=True).choice == "bias only"
-    assert fit_ridge(folds_of(dead, constant, t), intercept=False).choice == "kept"
+    assert fit_ridge(folds_of(dead, constant, t), intercept=False).choice == "unchanged"
 
 
 @pytest.mark.parametrize("intercept", [True, False])
@@ -225,7 +225,7 @@ def test_moments_that_are_singular_to_rounding(strength):
     x, r, t = drawn(60)
     twice = torch.cat((x, x), dim=-1)
     sums = module._Deviations.of(moments_of(twice, r, t), intercept=True)
-    change = module._solve_singular(sums.gram, sums.cross, strength * sums.scale[:, None])[0].T
+    change = module._solve_singular(sums.gram, sums.cross, strength * sums.eigenvalue[:, None])[0].T
     if strength:
         expected, _ = least_squares(twice[:, 0], r[:, 0], strength, True)
     else:
