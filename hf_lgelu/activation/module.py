@@ -49,8 +49,8 @@ class LambdaGate(nn.Module):
         ValueError: a λ or t is not as described; the message names the accepted values.
     """
 
-    gate: ClassVar[str]
-    """The row of GATES."""
+    row: ClassVar[str]
+    """The name of the row of GATES."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class LambdaGate(nn.Module):
         return effective_hardness(self.raw_hardness, self.temperature, self.hardness_override)
 
     def forward(self, x: Tensor) -> Tensor:
-        return apply_learned_gate(x, self.raw_hardness, self.temperature, self.hardness_override, self.gate)
+        return apply_learned_gate(x, self.raw_hardness, self.temperature, self.hardness_override, self.row)
 
     def extra_repr(self) -> str:
         return f"init_hardness={self.init_hardness}"
@@ -160,7 +160,7 @@ class LambdaGELU(LambdaGate):
     2.0
     """
 
-    gate = "lambda_gelu"
+    row = "lambda_gelu"
 
 
 class LambdaGELUTanh(LambdaGate):
@@ -174,7 +174,7 @@ class LambdaGELUTanh(LambdaGate):
     [-0.0, 1.0]
     """
 
-    gate = "lambda_gelu_tanh"
+    row = "lambda_gelu_tanh"
 
 
 class LambdaSiLU(LambdaGate):
@@ -187,10 +187,10 @@ class LambdaSiLU(LambdaGate):
     [-0.0, 1.0]
     """
 
-    gate = "lambda_silu"
+    row = "lambda_silu"
 
 
-GATE_MODULES: dict[str, type[LambdaGate]] = {cls.gate: cls for cls in (LambdaGELU, LambdaGELUTanh, LambdaSiLU)}
+GATE_MODULES: dict[str, type[LambdaGate]] = {cls.row: cls for cls in (LambdaGELU, LambdaGELUTanh, LambdaSiLU)}
 """The module of each row of GATES."""
 
 

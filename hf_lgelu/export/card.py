@@ -199,7 +199,7 @@ def render_card(
     weights; None for the network as it was trained.
     """
     is_relu = activation == "relu"
-    rows = [check_gate(gate) for gate in dict.fromkeys(gate.gate for gate in gates.values())]
+    rows = [check_gate(gate) for gate in dict.fromkeys(gate.row for gate in gates.values())]
     hardness = [gate.hardness for gate in gates.values()]
     low, high = (f"{value:.4g}" for value in (min(hardness), max(hardness)))
     is_moved = any(gate.is_moved for gate in gates.values())

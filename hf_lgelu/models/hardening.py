@@ -52,14 +52,14 @@ class GateHardness:
     ('0.00107', True)
     """
 
-    gate: str
+    row: str
     hardness: float
     learned: float
 
     @property
     def swap_error(self) -> float:
         """κ/λ, the largest change of a unit by ReLU in the gate's place."""
-        return swap_error_bound(self.hardness, self.gate)
+        return swap_error_bound(self.hardness, self.row)
 
     @property
     def is_moved(self) -> bool:
@@ -75,7 +75,7 @@ def gates_by_site(model: nn.Module) -> dict[str, GateHardness]:
     """
     sites = {site.name: site.module for site in find_sites(model, LEARNED_KINDS)}
     return {
-        name: GateHardness(gate.gate, *(whole_hardness(gate, learned=learned).item() for learned in (False, True)))
+        name: GateHardness(gate.row, *(whole_hardness(gate, learned=learned).item() for learned in (False, True)))
         for name, gate in ({"": model} if isinstance(model, LambdaGate) else sites).items()
     }
 
@@ -320,7 +320,7 @@ def target_of_each(model: nn.Module, targets: Mapping[str, float]) -> dict[int, 
             f"target_hardness names {', '.join(unknown)}, which is no row of GATES and no λ-gate of "
             f"{type(model).__name__}; it has {', '.join(modules)}"
         )
-    return {id(module): targets[name if name in targets else module.gate] for name, module in modules.items()}
+    return {id(module): targets[name if name in targets else module.row] for name, module in modules.items()}
 
 
 def target_hardnesses(

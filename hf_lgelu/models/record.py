@@ -142,7 +142,7 @@ def describe_sites(
         module = (planned or {}).get(name, site.module)
         if not isinstance(module, LambdaGate):
             continue
-        gate = {} if module.gate == DEFAULT_GATE else {"gate": module.gate}
+        gate = {} if module.row == DEFAULT_GATE else {"gate": module.row}
         record.append({"site": name, **gate})
     calls = {uncompiled_name(name): said for name, said in recorded_calls(model).items()}
     for name in dict.fromkeys([*plain, *calls]):

@@ -36,8 +36,8 @@ from hf_lgelu.networks.sites import (
     ActivationSite,
     exchanged,
     find_sites,
-    gate_of,
     lambda_gelu_modules,
+    row_of,
     sites_in_words,
 )
 
@@ -119,7 +119,7 @@ def replace_activations(
     sites = found_sites(model, kinds, include)
     modules: list[nn.Module] = []
     for site in sites:
-        module = GATE_MODULES[gate or gate_of(site.module)](init_hardness=init_hardness, temperature=temperature)
+        module = GATE_MODULES[gate or row_of(site.module)](init_hardness=init_hardness, temperature=temperature)
         # On the device of the site's neighbours: a model spread over devices must not fetch s from elsewhere.
         near = next(itertools.chain(site.parent.parameters(), model.parameters()), torch.empty(0))
         modules.append(module.to(near.device))

@@ -182,9 +182,12 @@ def _new(cls: type, calls: tuple[Call, ...]) -> Any:
 def _add_copy(body: dict[str, Any], name: str, held: Any, places: Sequence[_Place], is_method: bool = True) -> None:
     """Add a copy of the function `held`, which calls gates at these places, to the body of a class as `name`.
 
-    The chains of the places begin with `held`, without its decorators. A further function of a chain becomes a method
-    as well, with the object as a further argument. Each line stays where it was. The changed source is in `linecache`,
-    where `inspect` and torch.jit read it.
+        F.gelu(self.up(x), approximate="tanh")  →  self.called[0](self.up(x))      the chain ends with this call
+        mix(h, "silu")                          →  self._hf_lgelu_calls_forward_2(h, "silu")      it goes on
+        def mix(h, name):                       →  def mix(_owner, h, name):      a function that becomes a method
+
+    The chains of the places begin with `held`, without its decorators. Each line stays where it was. The changed source
+    is in `linecache`, where `inspect` and torch.jit read it.
     """
     function = places[0].chain[0]
     source, code = source_of(function), function.__code__
@@ -203,10 +206,10 @@ def _add_copy(body: dict[str, Any], name: str, held: Any, places: Sequence[_Plac
         call = source.calls[number]
         below = [_Place(gate, tuple(rest), chain[1:]) for gate, (first, *rest), chain in places if first == number]
         ending = next((place for place in below if not place.chain), None)
-        if ending is not None:  # this call is that of the activation: F.gelu(x, approximate="tanh")
+        if ending is not None:
             (begin, end), (x_begin, x_end) = span(call), span(_argument(call))
             edits += [(begin, x_begin, f"{owner}.{GATES_OF_CALLS}[{ending.gate}]("), (x_end, end - 1, "")]
-        else:  # this call leads to the activation, by the function that it calls: mix(h, "silu")
+        else:
             copied = f"{_CALLS_OF_CLASS}_{name}_{number}"
             edits.append((*span(call.func), f"{owner}.{copied}"))
             _add_copy(body, copied, function_called(function, number), below, is_method=False)
@@ -232,7 +235,13 @@ def _argument(call: ast.Call) -> ast.expr:
 
 
 def _with_code(held: FunctionType, function: FunctionType, code: CodeType) -> FunctionType:
-    """A copy of `held` in which `function`, which is `held` or below its decorators, has another code."""
+    """A copy of `held` in which `function`, which is `held` or below its decorators, has another code.
+
+        def decorator(func):                    held      wrapper, whose variable `func` is the function
+            def wrapper(*args):         →       copy      another wrapper, whose variable `func` is a function with
+                return func(*args)                        the other code, and the same variables and defaults
+            return wrapper
+    """
     cells = dict(zip(held.__code__.co_freevars, held.__closure__ or (), strict=True))
     for name, cell in cells.items():
         if function in functions_in(content_of(cell)):

@@ -81,7 +81,7 @@ def place(parent: nn.Module, attribute: str, activation: nn.Module | Callable[..
 def kind_of(module: nn.Module) -> str | None:
     """The row of `KINDS` that `module` is, or None; for a λ-gate, its row of GATES."""
     if isinstance(module, LambdaGate):
-        return module.gate
+        return module.row
     form = form_at(module)
     return form.kind if form is not None and form.kind in KINDS else None
 
@@ -100,10 +100,10 @@ def computes_same(one: Any, other: Any) -> bool:
     return torch.allclose(mine, others, rtol=2e-5, atol=2e-5, equal_nan=True)
 
 
-def gate_of(module: nn.Module) -> str:
+def row_of(module: nn.Module) -> str:
     """The row of GATES to replace `module`: a λ-gate's own row, the row that `module` is at λ = 1, else λ-GELU."""
     if isinstance(module, LambdaGate):
-        return module.gate
+        return module.row
     form = form_at(module)
     return next((gate.name for gate in GATES.values() if form and form.name in gate.plain_names), DEFAULT_GATE)
 
@@ -212,7 +212,7 @@ def lambda_gelu_modules(model: nn.Module) -> list[tuple[str, LambdaGate]]:
     if isinstance(model, LambdaGate):
         return [("", model)]
     found: dict[int, tuple[str, LambdaGate]] = {}
-    for site in _walk(model, "", set(), lambda module: module.gate if isinstance(module, LambdaGate) else None):
+    for site in _walk(model, "", set(), lambda module: module.row if isinstance(module, LambdaGate) else None):
         found.setdefault(id(site.module), (site.name, site.module))
     return list(found.values())
 

@@ -217,7 +217,7 @@ def test_a_row_whose_step_has_heavy_tails_is_refused():
 @every_gate
 def test_every_row_has_a_module_with_the_same_state(gate):
     module = GATE_MODULES[gate](init_hardness=2.0)
-    assert module.gate == gate
+    assert module.row == gate
     assert isinstance(module, LambdaGate)
     assert list(module.state_dict()) == ["raw_hardness", "temperature", "hardness_override"]
     assert list(GATE_MODULES) == list(GATES)
