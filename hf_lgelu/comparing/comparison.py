@@ -112,46 +112,44 @@ class NetComparison:
         self._kls_of_places: list[float] = []
         self._errors_of_boxes: list[float] = []
 
-    def add(self, batch: Batch, reference: Outputs, other: Outputs, is_causal: bool = False) -> None:
-        """Add the outputs of the original and the network for one batch.
+    def add(self, batch: Batch, original: Outputs, student: Outputs, is_causal: bool = False) -> None:
+        """Add the outputs of both networks for one batch.
 
         Raises ValueError for other outputs, or outputs of other shapes.
         """
         shapes, theirs = (
-            {name or "a tensor": tuple(x.shape) for name, x in each.tensors.items()} for each in (reference, other)
+            {name or "a tensor": tuple(x.shape) for name, x in each.tensors.items()} for each in (original, student)
         )
         if shapes != theirs:
             raise ValueError(
                 f"the original gives {shapes} and the other {theirs} for the same inputs; only equal shapes "
                 "are compared: give networks for the same task, and outputs whose length no network chooses itself"
             )
-        other, certainty = in_order_of(reference, other), reference.certainty()
-        for number, (name, value) in enumerate(reference.tensors.items()):
+        student, certainty = in_order_of(original, student), original.certainty()
+        for number, (name, value) in enumerate(original.tensors.items()):
             counted = batch.counted(value, name, channels_last=True)
             if number == 0 and counted is not None and not counted.any():
                 return  # a batch of nothing but padding
-            parts = (reference.scores(name, value), reference.scores(name, other.tensors[name]), counted, certainty)
-            wanted, converted, counted, sure = (
+            parts = (original.scores(name, value), original.scores(name, student.tensors[name]), counted, certainty)
+            wanted, given, counted, sure = (
                 part[None] if batch.is_sample and part is not None else part for part in parts
             )
             if sure is not None and name in (SCORES, BOXES):
-                self._add_places(name, wanted, converted, sure, by_softmax=reference.has_classes(SCORES))
-            self._outputs.setdefault(name, OutputComparison()).add(
-                wanted, converted, counted, kind=reference.kinds[name]
-            )
-        self.label_sums.update(label_sums_of(other, batch, is_causal))
+                self._add_places(name, wanted, given, sure, by_softmax=original.has_classes(SCORES))
+            self._outputs.setdefault(name, OutputComparison()).add(wanted, given, counted, kind=original.kinds[name])
+        self.label_sums.update(label_sums_of(student, batch, is_causal))
 
-    def _add_places(self, name: str, original: Tensor, other: Tensor, certainty: Tensor, *, by_softmax: bool) -> None:
+    def _add_places(self, name: str, original: Tensor, student: Tensor, certainty: Tensor, *, by_softmax: bool) -> None:
         """Add a detector's scores, or its boxes, of each sample: all of (samples, places, columns)."""
         if name == SCORES and not by_softmax:
-            original, other = as_of_softmax(original), as_of_softmax(other)
-        for sample in zip(original, other, certainty, strict=True):  # scores of all places in float64 are large
-            first, second, sure = (part.to("cpu", torch.float64) for part in sample)
+            original, student = as_of_softmax(original), as_of_softmax(student)
+        for sample in zip(original, student, certainty, strict=True):  # scores of all places in float64 are large
+            wanted, given, sure = (part.to("cpu", torch.float64) for part in sample)
             if name == SCORES:
                 self._certainty += sure.sum().item()
-                self._kls_of_places.append(kl_terms(first, second).sum().item())
+                self._kls_of_places.append(kl_terms(wanted, given).sum().item())
             else:
-                squares = difference(second, first).square().sum(-1)
+                squares = difference(given, wanted).square().sum(-1)
                 self._errors_of_boxes.append((sure * squares).sum().item())
 
     def merge(self, other: "NetComparison") -> None:
@@ -276,7 +274,7 @@ class OutputComparison:
         self._vectors: list[Tensor] = []  # (2, samples, columns) of both networks, for the neighbours
 
     def add(
-        self, original: Tensor, changed: Tensor, counted: Tensor | None = None, *, kind: Kind = "values"
+        self, original: Tensor, student: Tensor, counted: Tensor | None = None, *, kind: Kind = "values"
     ) -> "OutputComparison":
         """This comparison, with a batch of outputs added, (samples, ..., columns).
 
@@ -286,9 +284,9 @@ class OutputComparison:
         """
         samples = torch.arange(len(original)).reshape(-1, *[1] * (original.ndim - 2)).expand(original.shape[:-1])
         if counted is None:
-            rows = [samples.flatten(), original.reshape(-1, original.shape[-1]), changed.reshape(-1, changed.shape[-1])]
+            rows = [samples.flatten(), original.reshape(-1, original.shape[-1]), student.reshape(-1, student.shape[-1])]
         else:
-            rows = [samples[counted.cpu()], original[counted], changed[counted]]
+            rows = [samples[counted.cpu()], original[counted], student[counted]]
         kls, errors = torch.zeros(2, len(original), dtype=torch.float64)
         size = max(1, _NUMBERS_AT_ONCE // original.shape[-1])
         for owners, wanted, found in zip(*(part.split(size) for part in rows), strict=True):
@@ -309,7 +307,7 @@ class OutputComparison:
         self._kls += kls.tolist()
         self._errors += errors.tolist()
         if kind == "embeddings":
-            vectors = torch.stack([_vectors(outputs, counted) for outputs in (original, changed)])
+            vectors = torch.stack([_vectors(outputs, counted) for outputs in (original, student)])
             self._vectors.append(vectors[:, : max(0, MOST_NEIGHBOURS - len(self._cosines))])
             self._cosines += F.cosine_similarity(*vectors.double(), dim=-1).tolist()
         return self
@@ -359,19 +357,19 @@ class OutputComparison:
         found = {"cosine": cosines.mean().item(), "least_cosine": cosines.min().item()}
         units = F.normalize(torch.cat(self._vectors, 1)[:, :MOST_NEIGHBOURS].double(), dim=-1)
         if units.shape[1] > 2:
-            original, changed = ((each @ each.T).fill_diagonal_(-math.inf) for each in units)
-            of_chosen = original.gather(1, changed.argmax(1, keepdim=True))
+            original, student = ((each @ each.T).fill_diagonal_(-math.inf) for each in units)
+            of_chosen = original.gather(1, student.argmax(1, keepdim=True))
             found["same_neighbour"] = (of_chosen >= original.amax(1, keepdim=True) - _TIE).double().mean().item()
         return found
 
     @property
     def kl(self) -> float | None:
-        """The mean over predictions of KL(original ‖ changed), in nats; None unless all rows are scores of classes."""
+        """The mean over predictions of KL(original ‖ student), in nats; None unless all rows are scores of classes."""
         return sum(self._kls) / self.rows if self._are_scores else None
 
     @property
     def relative_error(self) -> float:
-        """Σ(changed − original)² / Σ(original − its mean)²: a share of squares, with a mean for each column.
+        """Σ(student − original)² / Σ(original − its mean)²: a share of squares, with a mean for each column.
 
         If an output does not vary, as with a single row, its error is relative to Σ original².
         """
@@ -422,13 +420,13 @@ def same_classes(output: Tensor, other: Tensor) -> Tensor:
     return (classes == other_classes) & ~largest.isnan() & ~other_largest.isnan()  # the largest of a NaN is NaN
 
 
-def kl_terms(reference: Tensor, output: Tensor) -> Tensor:
+def kl_terms(original: Tensor, student: Tensor) -> Tensor:
     """p·log(p/q) + q - p of every class, (..., classes), from logits: the sum over all classes is Σ p·log(p/q).
 
-    No term is negative. The terms p·log(p/q) cancel: of two networks close to the reference, the nearer one could look
+    No term is negative. The terms p·log(p/q) cancel: of two networks close to the original, the nearer one could look
     farther.
     """
-    expected, given = F.log_softmax(reference, dim=-1), F.log_softmax(output, dim=-1)
+    expected, given = F.log_softmax(original, dim=-1), F.log_softmax(student, dim=-1)
     p, q, ratio = expected.exp(), given.exp(), expected - given
     rise = torch.where(ratio.abs() < 1, p * torch.expm1(-ratio.clamp(-1, 1)), q - p)
     return p * ratio.masked_fill(expected == -math.inf, 0.0) + rise

@@ -6,11 +6,9 @@ refits gates then sees only modules. `GatesAsModules` is a block in which all ga
 """
 
 import inspect
-import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
 from threading import RLock
 from types import FrameType, FunctionType
 from typing import Any
@@ -27,16 +25,21 @@ from hf_lgelu.networks.outputs import OutputReader, agree, outputs_of
 from hf_lgelu.networks.rewrite import Call, calls_of, put_gates
 from hf_lgelu.networks.run import NOT_TAKEN, Inputs, evaluation_mode, placed, plain_evaluation
 from hf_lgelu.networks.sites import SMOOTH_KINDS, functions_as_modules
-from hf_lgelu.networks.source import codes_in, digest_of, function_called, functions_in, number_of_call
+from hf_lgelu.networks.source import (
+    LIBRARIES,
+    RUN_OF_A_MODULE,
+    digest_of,
+    frames_inside,
+    function_called,
+    functions_in,
+    line_of,
+    number_of_call,
+    running,
+)
 
 CALLED_KINDS = tuple(kind for kind in CONVERTED_KINDS if kind not in ("softplus", "other"))
 """The kinds of calls that are gates by default. Softplus is none: it makes a scale or a step positive where it is
 called. "other" is none: clamp(x, min=0.01) would be one, too."""
-
-LIBRARIES = ("torch.", "hf_lgelu.", "transformers.activations", "timm.layers.activations")
-"""The first parts of module names whose frames are not a network's own code."""
-
-_RUN_OF_A_MODULE = nn.Module._call_impl.__code__  # its frames have the module as `self`
 
 
 class GatesAsModules:
@@ -143,7 +146,7 @@ class _Search(TorchFunctionMode):
             is_own = [not str(frame.f_globals.get("__name__")).startswith(LIBRARIES) for frame in frames]
             innermost = is_own.index(True) if True in is_own else len(frames) - 1
             # The call of torch, and modules around it that a library has built for one call: `ACT2FN["gelu_new"](x)`.
-            runs = [frame.f_locals for frame in frames[:innermost] if frame.f_code is _RUN_OF_A_MODULE]
+            runs = [frame.f_locals for frame in frames[:innermost] if frame.f_code is RUN_OF_A_MODULE]
             computed = [(func, args, kwargs or {}), *((run["self"], run["args"], run["kwargs"]) for run in runs)]
             gates = (self._gate_of(*each, shape=getattr(output, "shape", None)) for each in computed)
             self._locate(next(filter(None, gates), None), frames, innermost)
@@ -173,16 +176,17 @@ class _Search(TorchFunctionMode):
         `torch_gate` is the gate that the call of torch computes, if it does. Frames before the number `innermost` are
         those of a library.
         """
-        place = self._method_around(frames)
+        place, where = self._method_around(frames), line_of(frames[innermost])
         if place is None:
-            self.refused += [line_of(frames[innermost])] * (torch_gate is not None)
+            if torch_gate is not None:
+                self.refused.append(where)
             return
         owner, method, at = place
         chain, numbers, gate = [method], list[int](), torch_gate
         try:
             while at > innermost:
                 numbers.append(number_of_call(chain[-1], frames[at]))
-                function, below = _running(function_called(chain[-1], numbers[-1]), frames[:at])
+                function, below = running(function_called(chain[-1], numbers[-1]), frames[:at])
                 whole = self._gate_in_progress(function, frames[below])
                 if whole is not None:
                     gate = whole
@@ -193,10 +197,11 @@ class _Search(TorchFunctionMode):
                 if gate is None:
                     return
                 numbers.append(number_of_call(chain[-1], frames[at]))
-            name, where = method.__code__.co_name, line_of(frames[at])
-            call = Call(name, tuple(numbers), digest_of(chain, numbers), where, gate._get_name())
+            digest, line = digest_of(chain, numbers), line_of(frames[at])
+            call = Call(method.__code__.co_name, tuple(numbers), digest, line, gate._get_name())
         except ValueError as error:
-            self.refused += [f"{line_of(frames[innermost])}: {error}"] * (torch_gate is not None)
+            if torch_gate is not None:
+                self.refused.append(f"{where}: {error}")
             return
         self.found[owner].setdefault(call, gate)
 
@@ -212,7 +217,7 @@ class _Search(TorchFunctionMode):
                 held = inspect.getattr_static(type(owner), frame.f_code.co_name, None)
                 for method in functions_in(held):
                     if method.__code__ is frame.f_code:
-                        return owner, method, _running(method, frames)[1]
+                        return owner, method, running(method, frames)[1]
         return None
 
     def _gate_in_progress(self, function: FunctionType, frame: FrameType) -> nn.Module | None:
@@ -221,36 +226,3 @@ class _Search(TorchFunctionMode):
         if given.varargs is not None or given.keywords is not None:
             return None
         return self._gate_of(function, (), {name: given.locals[name] for name in given.args})
-
-
-def _running(held: FunctionType, frames: Sequence[FrameType]) -> tuple[FunctionType, int]:
-    """(the function that runs, the number of its innermost frame) of a function and those that it decorates.
-
-    Raises ValueError where no frame runs one of these.
-    """
-    for function in reversed([*functions_in(held)]):  # decorators of several functions have the same code
-        codes = set(codes_in(function.__code__))
-        for number, frame in enumerate(frames):
-            if frame.f_code in codes:
-                return function, number
-    raise ValueError("the source does not say which function runs")
-
-
-def line_of(frame: FrameType) -> str:
-    """The place of a frame, for a reader: "net.py:12 (Net.forward)"."""
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} ({frame.f_code.co_qualname})"
-
-
-def frames_inside(modules: Collection[int] | None = None) -> tuple[nn.Module | None, list[FrameType]]:
-    """(the innermost module that runs now, if given one of the modules with these ids; its frames, innermost first).
-
-    Outside of all modules, as in a `__call__` of a network's own, it is None and every frame.
-    """
-    frame: FrameType | None = sys._getframe(1)
-    frames: list[FrameType] = []
-    while frame is not None:
-        if frame.f_code is _RUN_OF_A_MODULE and (modules is None or id(frame.f_locals["self"]) in modules):
-            return frame.f_locals["self"], frames
-        frames.append(frame)
-        frame = frame.f_back
-    return None, frames

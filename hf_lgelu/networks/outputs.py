@@ -1,7 +1,7 @@
 """The outputs of a model that count, and how they are read for a comparison."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -149,7 +149,7 @@ class OutputReader:
     """Reads the outputs of a model that are compared: its `task_outputs`, each with its classes on the last axis.
 
     The classes of maps (N, C, H, W) are moved there from axis 1 where a convolution is the last layer, as in torch's
-    losses; after a linear layer they are last. One run finds this out (`_class_axis`). A map without a name whose last
+    losses; after a linear layer they are last. One run finds this out. A map without a name whose last
     layer does not tell holds values. Named outputs of three axes have classes last. One number per sample (N,) becomes
     (N, 1).
 
@@ -189,17 +189,9 @@ class OutputReader:
                 "name another output (`outputs`)"
             )
         maps = {name for name, value in given.items() if value.ndim > (2 if name == "" else 3)}
+        if not maps <= self._class_axes.keys():
+            self._class_axes |= self._find_class_axes(inputs, maps)
         axes = self._class_axes
-        if not maps <= axes.keys():
-            last: dict[int, tuple[torch.Size, int]] = {}  # number of axes → (shape, channel axis) of the last layer
-            layers = [module for module in model.modules() if isinstance(module, LAYERS)]
-
-            def see(module: nn.Module, args: Any, output: Tensor) -> None:
-                last[output.dim()] = output.shape, channel_axis(module, output)
-
-            with forward_hooks(layers, see):
-                seen = task_outputs(run_example(model, inputs), list(given))
-            axes |= {name: _class_axis(seen[name], *last.get(seen[name].dim(), ((), 0))) for name in maps}
         tensors = {name: classes_last(value, axes[name] if name in maps else None) for name, value in given.items()}
         unknown = {name for name in maps if name == "" and axes[name] is None}
         kinds = {
@@ -209,6 +201,27 @@ class OutputReader:
         # RT-DETR and its kind rank the places of the encoder, and give the best.
         chosen = isinstance(whole, Mapping) and "enc_topk_logits" in whole and {SCORES, BOXES} <= given.keys()
         return Outputs(tensors, kinds, chosen, uncounted)
+
+    def _find_class_axes(self, inputs: Any, maps: Collection[str]) -> dict[str, int | None]:
+        """{map: its class axis, that of the channels of the last layer whose output has as many axes}.
+
+        None where the layer's shape does not fit. Sums, norms, softmax and pooling may stand between. A transposed
+        tensor of three axes may have the same size.
+        """
+        last: dict[int, tuple[tuple[int, ...], int]] = {}  # number of axes → (shape, channel axis) of the layer
+        layers = [module for module in self.model.modules() if isinstance(module, LAYERS)]
+
+        def see(module: nn.Module, args: Any, output: Tensor) -> None:
+            last[output.dim()] = tuple(output.shape), channel_axis(module, output)
+
+        with forward_hooks(layers, see):
+            seen = task_outputs(run_example(self.model, inputs), list(maps))
+        axes: dict[str, int | None] = {}
+        for name, tensor in seen.items():
+            shape, axis = last.get(tensor.dim(), ((), 0))
+            is_same = shape == tensor.shape and shape[1] != shape[2] if tensor.dim() == 3 else bool(shape)
+            axes[name] = axis if is_same and shape[axis] == tensor.shape[axis] else None
+        return axes
 
     def _kind(self, name: str, tensor: Tensor, every: Mapping[str, Tensor]) -> Kind:
         """The kind of one of the outputs, whose classes are on the last axis of `tensor`.
@@ -222,16 +235,6 @@ class OutputReader:
             return "values"
         chances = are_probabilities(tensor.detach())
         return "scores" if chances is None else "probabilities" if chances else "values"
-
-
-def _class_axis(output: Tensor, shape: Sequence[int], axis: int) -> int | None:
-    """The class axis of a map, that of the channels of the last layer; None where the layer's `shape` does not fit.
-
-    Sums, norms, softmax and pooling may stand between. A transposed tensor of three axes may have the same size.
-    """
-    if output.dim() == 3:
-        return axis if shape == output.shape and shape[1] != shape[2] else None
-    return axis if shape and shape[axis] == output.shape[axis] else None
 
 
 def _detections(found: Mapping[str, Tensor], box_channels: int) -> dict[str, Tensor]:
@@ -284,24 +287,24 @@ def as_of_softmax(scores: Tensor) -> Tensor:
     return torch.stack([scores, torch.zeros_like(scores)], -1)
 
 
-def in_order_of(reference: Outputs, other: Outputs) -> Outputs:
-    """The other network's outputs; where queries are chosen, for each query of the reference the other's nearest one.
+def in_order_of(original: Outputs, student: Outputs) -> Outputs:
+    """The student's outputs; where queries are chosen, for each query of the original the student's nearest one.
 
     Queries with similar scores and a similar box are near. One may be the nearest of several, or of none: what such a
     box adds is not counted.
     """
-    if not reference.queries_are_chosen:
-        return other
+    if not original.queries_are_chosen:
+        return student
     places = [
         torch.cat([network.tensors[SCORES].sigmoid(), network.tensors[BOXES]], -1).detach()
-        for network in (reference, other)
+        for network in (original, student)
     ]
     nearest = torch.cdist(*places, p=1).argmin(-1)[..., None]
     tensors = {
         name: value.gather(1, nearest.expand(-1, -1, value.shape[-1])) if name in (SCORES, BOXES) else value
-        for name, value in other.tensors.items()
+        for name, value in student.tensors.items()
     }
-    return other._replace(tensors=tensors)
+    return student._replace(tensors=tensors)
 
 
 def are_embeddings(model: Any, name: str, output: Tensor) -> bool:

@@ -237,10 +237,10 @@ def _argument(call: ast.Call) -> ast.expr:
 def _with_code(held: FunctionType, function: FunctionType, code: CodeType) -> FunctionType:
     """A copy of `held` in which `function`, which is `held` or below its decorators, has another code.
 
-        def decorator(func):                    held      wrapper, whose variable `func` is the function
-            def wrapper(*args):         →       copy      another wrapper, whose variable `func` is a function with
-                return func(*args)                        the other code, and the same variables and defaults
-            return wrapper
+    def decorator(func):                    held      wrapper, whose variable `func` is the function
+        def wrapper(*args):         →       copy      another wrapper, whose variable `func` is a function with
+            return func(*args)                        the other code, and the same variables and defaults
+        return wrapper
     """
     cells = dict(zip(held.__code__.co_freevars, held.__closure__ or (), strict=True))
     for name, cell in cells.items():

@@ -13,10 +13,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_lgelu.activation.module import LambdaGate
-from hf_lgelu.networks.calls import LIBRARIES, frames_inside, line_of
 from hf_lgelu.networks.elementwise import FunctionModule, is_piecewise_linear, values_at
 from hf_lgelu.networks.run import Inputs, forward_pre_hooks, run_example
 from hf_lgelu.networks.sites import is_activation, uncompiled
+from hf_lgelu.networks.source import LIBRARIES, frames_inside, line_of
 
 # erf, tanh and sigmoid catch written-out formulas; hardswish is quadratic between its corners.
 _SMOOTH_OPERATIONS = frozenset(

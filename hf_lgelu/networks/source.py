@@ -1,4 +1,4 @@
-"""Python functions: those below a decorator, and the calls in their source, by number.
+"""Python functions: those below a decorator, the calls in their source by number, and the frames that run now.
 
 The calls of a function are counted in the order in which they end. Here `up` is 0, `gelu` 1 and `mix` 2:
 
@@ -13,10 +13,19 @@ import inspect
 import io
 import itertools
 import linecache
+import sys
 import tokenize
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 from types import CellType, CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple
+
+from torch import nn
+
+LIBRARIES = ("torch.", "hf_lgelu.", "transformers.activations", "timm.layers.activations")
+"""The first parts of module names whose frames are not a network's own code."""
+
+RUN_OF_A_MODULE = nn.Module._call_impl.__code__  # its frames have the module as `self`
 
 
 class Source(NamedTuple):
@@ -126,3 +135,36 @@ def codes_in(code: CodeType) -> Iterator[CodeType]:
 def content_of(cell: CellType) -> Any:
     """The content of a function's variable, or None."""
     return None if cell == CellType() else cell.cell_contents  # a cell is empty until its variable has a value
+
+
+def running(held: FunctionType, frames: Sequence[FrameType]) -> tuple[FunctionType, int]:
+    """(the function that runs, the number of its innermost frame) of a function and those that it decorates.
+
+    Raises ValueError where no frame runs one of these.
+    """
+    for function in reversed([*functions_in(held)]):  # decorators of several functions have the same code
+        codes = set(codes_in(function.__code__))
+        for number, frame in enumerate(frames):
+            if frame.f_code in codes:
+                return function, number
+    raise ValueError("the source does not say which function runs")
+
+
+def line_of(frame: FrameType) -> str:
+    """The place of a frame, for a reader: "net.py:12 (Net.forward)"."""
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} ({frame.f_code.co_qualname})"
+
+
+def frames_inside(modules: Collection[int] | None = None) -> tuple[nn.Module | None, list[FrameType]]:
+    """(the innermost module that runs now, if given one of the modules with these ids; its frames, innermost first).
+
+    Outside of all modules, as in a `__call__` of a network's own, it is None and every frame.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    frames: list[FrameType] = []
+    while frame is not None:
+        if frame.f_code is RUN_OF_A_MODULE and (modules is None or id(frame.f_locals["self"]) in modules):
+            return frame.f_locals["self"], frames
+        frames.append(frame)
+        frame = frame.f_back
+    return None, frames

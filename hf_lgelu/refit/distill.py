@@ -194,21 +194,21 @@ class _Descent:
         return _Seen(loss, [parameter.detach().clone() for parameter in self._parameters])
 
     def _loss(self, batch: FoldBatch) -> Tensor:
-        reference, loaded, weight = self._shared(batch)
-        return output_loss(reference, self._student, loaded, weight, self._variances)
+        outputs, loaded, weight = self._shared(batch)
+        return output_loss(outputs, self._student, loaded, weight, self._variances)
 
     @torch.no_grad()
     def _shared(self, batch: FoldBatch) -> tuple[Outputs, Batch, float]:
         """(the original's outputs, this process's part, its weight); the outputs are kept while the room lasts."""
         part, weight = batch.share()
-        loaded, reference = part.load(), self._known.get(id(batch))
-        if reference is None:
-            reference = self._original(loaded.inputs)
-            reference = reference._replace(kinds=self._kinds)
-            self._room -= sum(value.numel() for value in reference.tensors.values())
+        loaded, outputs = part.load(), self._known.get(id(batch))
+        if outputs is None:
+            outputs = self._original(loaded.inputs)
+            outputs = outputs._replace(kinds=self._kinds)
+            self._room -= sum(value.numel() for value in outputs.tensors.values())
             if self._room >= 0:
-                self._known[id(batch)] = reference
-        return reference, loaded, weight
+                self._known[id(batch)] = outputs
+        return outputs, loaded, weight
 
 
 def _order(count: int) -> Iterator[int]:

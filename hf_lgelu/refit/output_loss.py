@@ -34,7 +34,7 @@ def learning(model: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Tenso
 
 
 def output_loss(
-    reference: Outputs,
+    original: Outputs,
     student: OutputReader,
     batch: Batch,
     weight: float = 1.0,
@@ -49,13 +49,13 @@ def output_loss(
     the sum of the certainties. With several processes, the result is this process's part of the mean over all rows,
     and its rows count with its `weight`.
     """
-    given = in_order_of(reference, student(batch.inputs, call_alike))
-    variances = column_variances([(reference, batch, weight)]) if variances is None else variances
+    given = in_order_of(original, student(batch.inputs, call_alike))
+    variances = column_variances([(original, batch, weight)]) if variances is None else variances
     total = torch.zeros((), device=next(student.model.parameters()).device)
-    certainty = reference.certainty()
-    for name, expected in reference.tensors.items():
-        pair = [reference.scores(name, value) for value in (expected, given.tensors[name])]
-        if reference.kinds[name] == "embeddings":
+    certainty = original.certainty()
+    for name, expected in original.tensors.items():
+        pair = [original.scores(name, value) for value in (expected, given.tensors[name])]
+        if original.kinds[name] == "embeddings":
             counted = batch.counted(expected, name, channels_last=True)
             cosines = F.cosine_similarity(*(_pooled(value.float(), counted) for value in pair), dim=-1)
             total = total + (1 - cosines).sum() / summed(total.new_tensor(weight * len(cosines)))
@@ -64,7 +64,7 @@ def output_loss(
         if certainty is not None and name in (SCORES, BOXES):
             shares = batch.without_padding(certainty[..., None], name, -1)[:, 0]
         rows = summed(weight * shares.sum()).clamp(min=1)
-        has_classes = reference.has_classes(name)
+        has_classes = original.has_classes(name)
         if has_classes or (certainty is not None and name == SCORES):
             if not has_classes:
                 wanted, found = map(as_of_softmax, (wanted, found))
@@ -83,9 +83,9 @@ def column_variances(batches: Iterable[tuple[Outputs, Batch, float]]) -> dict[st
     `batches` are (outputs of the original, batch, weight of its rows). Class scores have no variance here.
     """
     sums: dict[str, Tensor] = {}
-    for reference, batch, weight in batches:
-        for name, value in reference.tensors.items():
-            if reference.has_classes(name):
+    for original, batch, weight in batches:
+        for name, value in original.tensors.items():
+            if original.has_classes(name):
                 continue
             rows = batch.without_padding(value, name, -1).double()
             seen = weight * torch.stack([torch.ones_like(rows).sum(0), rows.sum(0), rows.square().sum(0)])
@@ -118,8 +118,8 @@ def fit_last_biases(original: OutputReader, student: OutputReader, folds: Folds,
         biases = [*parameters.values()]
         for _ in range(_CALIBRATIONS):
             found = [torch.zeros_like(bias) for bias in 2 * biases]  # first and second derivatives
-            for batch, weight, reference in seen:
-                loss = output_loss(reference, student, batch, weight)
+            for batch, weight, outputs in seen:
+                loss = output_loss(outputs, student, batch, weight)
                 slopes = torch.autograd.grad(loss, biases, create_graph=True, materialize_grads=True)
                 total = torch.cat([slope.flatten() for slope in slopes]).sum()
                 bends = torch.autograd.grad(total, biases, materialize_grads=True)
