@@ -171,7 +171,7 @@ def export_gelu(
         True
     """
     model, gates = _exportable(model)
-    kinds = list(dict.fromkeys(gate.gate for gate in gates.values()))
+    kinds = list(dict.fromkeys(gate.row for gate in gates.values()))
     if len(kinds) > 1:
         raise ValueError(f"a GELU export needs gates of one kind, got {', '.join(kinds)}; export_relu takes several")
     gate = GATES[kinds[0]]
