@@ -48,7 +48,7 @@ RECORD_KEY = "lambda_gelu"
 VARIANT = "needs_hf_lgelu"
 """The variant, a part of the file's name, of weights whose config has a record and no key for a guard."""
 
-_FIELDS = ("site", "gate", "call")
+_FIELDS = ("site", "gate", "activation", "call")
 _ONE_HARDNESS = ("raw_shape", [1])  # the shape of λ, which 0.2.0 wrote too
 
 SiteRecord = list[dict[str, Any]]
@@ -77,10 +77,10 @@ def _keys_that_say(
 ) -> list[ConfigChange] | None:
     """The changes of keys that give all gates of a record; None if no key does, or if gates would share λ."""
     names, places = {_said(entry) for entry in record}, {entry["site"] for entry in record}
-    if len(names) != 1 or None in names:
+    if len(names) != 1:
         return None
     try:
-        keys = plan_config_changes(model, places, str(names.pop()))
+        keys = plan_config_changes(model, places, names.pop())
     except UnsupportedConfigError:
         return None
     there = {name: module for name, module in (modules_of(model) | dict(planned)).items() if name in places}
@@ -150,45 +150,28 @@ def describe_sites(
         module = (planned or {}).get(name) or getattr(parent, attribute, None)
         if module is not None and not isinstance(module, LambdaGate):
             call = {"call": calls[name]} if name in calls else {}
-            record.append({"site": name, **_plain_entry(module), **call})
+            record.append({"site": name, "activation": _name_of(module), **call})
     return record
 
 
-def _said(entry: Mapping[str, Any]) -> str | None:
-    """The activation name of an entry's gate; None for a slope that no name has."""
-    if "activation" in entry:
-        has_own_slope = entry.get("negative_slope") not in (None, nn.LeakyReLU().negative_slope)
-        return None if has_own_slope or entry["activation"] not in ACT2FN else entry["activation"]
-    return entry.get("gate", DEFAULT_GATE)
+def _said(entry: Mapping[str, Any]) -> str:
+    """The activation name of an entry's gate."""
+    return entry["activation"] if "activation" in entry else entry.get("gate", DEFAULT_GATE)
 
 
-def _plain_entry(module: nn.Module) -> dict[str, Any]:
-    """The name of a plain activation in a record, with the arguments of its row of `_WITH_ARGUMENTS`."""
-    for name, kind in _WITH_ARGUMENTS.items():
-        if type(module) is kind:
-            return {"activation": name, **{key: getattr(module, key) for key in _arguments(kind)}}
+def _name_of(module: nn.Module) -> str:
+    """The name of a plain activation in transformers. Raises UnsupportedConfigError where it has none."""
     x = torch.linspace(-8, 8, 129)
     # Several classes compute the same function, but only the module's own class gives the same bits.
     own = [name for name in ACT2CLS if name not in GATE_MODULES and ACT2CLS[name] is type(module)]
     form = form_at(module)
     for name in (*own, *([form.name] if form is not None and form.name in ACT2FN else [])):
         if torch.allclose(ACT2FN[name](x), module(x.clone()), rtol=0, atol=1e-6):
-            return {"activation": name}
-    raise UnsupportedConfigError(f"transformers has no name for the activation {type(module).__name__}")
-
-
-_WITH_ARGUMENTS: dict[str, Any] = {
-    "leaky_relu": nn.LeakyReLU,
-    "elu": nn.ELU,
-    "selu": nn.SELU,
-    "celu": nn.CELU,
-    "softplus": nn.Softplus,
-}
-"""Activations of torch with arguments that no name in transformers says."""
-
-
-def _arguments(kind: Any) -> list[str]:
-    return [name for name in kind.__constants__ if name != "inplace"]
+            return name
+    raise UnsupportedConfigError(
+        f"transformers has no name for the activation {type(module).__name__} as it is here, so no config can say it: "
+        "exchange this gate, too"
+    )
 
 
 def _names(model: nn.Module, name: str) -> tuple[str, ...]:
@@ -257,25 +240,21 @@ def rebuild_gates(model: PreTrainedModel, record: SiteRecord) -> None:
         if parent is None:
             absent.append(name)
             continue
+        unknown = [key for key in entry if key not in _FIELDS and (key, entry[key]) != _ONE_HARDNESS]
+        if unknown:
+            raise ValueError(
+                f"the config's record says {', '.join(sorted(unknown))} of the gate at {name}, and this version knows "
+                "no gate that has it. Load the folder in the version of hf_lgelu that saved it, and export ReLU there"
+            )
         plain = entry.get("activation")
-        kind = _WITH_ARGUMENTS.get(str(plain))
-        given = {} if kind is None else {key: entry[key] for key in _arguments(kind) if key in entry}
-        is_known = plain is None or kind is not None or (isinstance(plain, str) and plain in ACT2FN)
-        is_known = is_known and all(isinstance(value, int | float) for value in given.values())
+        is_known = plain is None or (isinstance(plain, str) and plain in ACT2FN)
         if not is_known or not is_activation(getattr(parent, attribute)):
             raise ValueError(
                 f"the config's record puts {plain or 'a gate'} at {name} of {type(model).__name__}, which is no "
                 "activation here: the checkpoint is damaged, or of another model class"
             )
-        if plain is not None:
-            place(parent, attribute, ACT2FN[plain] if kind is None else kind(**given))
-        elif unknown := {name for name in entry if name not in _FIELDS and (name, entry[name]) != _ONE_HARDNESS}:
-            raise ValueError(
-                f"the config's record says {', '.join(sorted(unknown))} of the gate at {name}, and this version knows "
-                "no gate that has it. Load the folder in the version of hf_lgelu that saved it, and export ReLU there"
-            )
-        else:
-            place(parent, attribute, GATE_MODULES[check_gate(entry.get("gate", DEFAULT_GATE)).name]())
+        gate = check_gate(entry.get("gate", DEFAULT_GATE)).name
+        place(parent, attribute, GATE_MODULES[gate]() if plain is None else ACT2FN[plain])
     # Another class may have another head, or none.
     is_same = type(model).__name__ in (getattr(model.config, "architectures", None) or ())
     if len(absent) == len(record) or (absent and is_same):
