@@ -1,6 +1,7 @@
 """A checkpoint without λ-gates: with ReLU for hard gates, or with plain activations and λ in the maps around them."""
 
 import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +22,7 @@ from hf_lgelu.models.config_keys import ConfigChange, plan_config_changes, runti
 from hf_lgelu.models.copies import changeable_module, independent_copy
 from hf_lgelu.models.hardening import MAX_SWAP_ERROR, GateHardness, gates_by_site, softest_gate
 from hf_lgelu.models.record import forget_sites
-from hf_lgelu.models.surgery import exchange_activations, put_relu
+from hf_lgelu.models.surgery import exchange_activations, relu_for
 from hf_lgelu.networks.run import Inputs, in_own_forward, random_inputs
 from hf_lgelu.networks.sites import LEARNED_KINDS, find_sites
 from hf_lgelu.networks.smooth_calls import SmoothCall, find_smooth_calls
@@ -113,7 +114,9 @@ def export_relu(
     with whole_folder(folder, overwrite=overwrite) as new:
         # 1. A copy gets ReLU. The keys that say so are proved before the copy changes, by building the model from them.
         relu = independent_copy(model).eval()
-        config_changes, warnings = put_relu(relu).config_changes, runtime_warnings(relu)
+        sites = find_sites(relu, LEARNED_KINDS)
+        config_changes = exchange_activations(relu, sites, list(map(relu_for, sites)), _by_name("relu")).config_changes
+        warnings = runtime_warnings(relu)
         # 2. What that changes is measured, and refused if gates are soft.
         change = compare_models(model, relu, inputs)
         soft = {name: gate for name, gate in gates.items() if not gate.swap_error <= max_swap_error}  # nor NaN
@@ -184,12 +187,8 @@ def export_gelu(
             for value, factor in ((before.weight, hardness), (before.bias, hardness), (after.weight, 1 / hardness)):
                 if value is not None:
                     value.write(plain, value.read(plain).cpu().double() * factor)
-        activation = gate.plain_names[0]
-
-        def plan(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[ConfigChange]:
-            return plan_config_changes(root, set(planned), activation) + forget_sites(root.config)
-
-        config_changes = exchange_activations(plain, sites, [gate.plain_module() for _ in sites], plan).config_changes
+        activation, modules = gate.plain_names[0], [gate.plain_module() for _ in sites]
+        config_changes = exchange_activations(plain, sites, modules, _by_name(activation)).config_changes
         change = compare_models(model, plain, inputs)
         if not change.largest_change <= _MOST.get(plain.dtype, 0.1) * change.largest_output:  # nor NaN
             raise RuntimeError(
@@ -202,6 +201,11 @@ def export_gelu(
         save_and_compare(plain, new, inputs, source)
         write_export_card(report, new)
     return report
+
+
+def _by_name(activation: str) -> Callable[[PreTrainedModel, Iterable[str]], list[ConfigChange]]:
+    """The plan of a config that says this activation at the sites, and needs no record (`exchange_activations`)."""
+    return lambda root, names: plan_config_changes(root, {*names}, activation) + forget_sites(root.config)
 
 
 _MOST = {torch.float64: 1e-9, torch.float32: 1e-3}  # of the largest output, by rounding; 0.1 in half precision

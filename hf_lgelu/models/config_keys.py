@@ -55,12 +55,11 @@ class ConfigChange:
 class UnsupportedConfigError(RuntimeError):
     """No key of the config puts the wanted activation at exactly the wanted sites.
 
-    >>> from hf_lgelu import substitute_relu
-    >>> from hf_lgelu.models.config_keys import UnsupportedConfigError
+    >>> from hf_lgelu.models.config_keys import UnsupportedConfigError, plan_config_changes
     >>> from transformers import MptConfig, MptForCausalLM
     >>> model = MptForCausalLM(MptConfig(d_model=8, n_heads=2, n_layers=1, vocab_size=9, max_seq_len=4))
     >>> try:  # MPT's config has no key for its activation
-    ...     substitute_relu(model, kinds=("gelu",))
+    ...     plan_config_changes(model, {"transformer.blocks.0.ffn.act"}, "relu")
     ... except UnsupportedConfigError as error:
     ...     print(str(error).partition(" and ")[0])
     no activation key of MptConfig puts 'relu' at transformer.blocks.0.ffn.act
@@ -220,14 +219,12 @@ ConfigPlans: TypeAlias = list[tuple[PreTrainedModel, list[ConfigChange]]]
 def plan_configs(
     model: nn.Module,
     at_sites: Mapping[str, Content],
-    plan: Callable[[PreTrainedModel, dict[str, Content]], list[ConfigChange]] | None,
+    plan: Callable[[PreTrainedModel, dict[str, Content]], list[ConfigChange]],
 ) -> ConfigPlans:
-    """The changes that `plan` gives for each model that owns a config and has a site; [] without `plan`.
+    """The changes that `plan` gives for each model that owns a config and has a site.
 
     `plan` takes the model and {name of a site in this model: content of `at_sites`}.
     """
-    if plan is None:
-        return []
     plans: ConfigPlans = []
     for name, root in pretrained_roots(model):
         prefix = f"{name}." if name else ""

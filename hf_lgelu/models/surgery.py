@@ -19,16 +19,14 @@ from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, DEFAULT_TEMPERAT
 from hf_lgelu.activation.module import GATE_MODULES
 from hf_lgelu.models.config_keys import (
     ConfigChange,
-    UnsupportedConfigError,
     forget_checkpoint,
-    plan_config_changes,
     plan_configs,
     pretrained_roots,
     write_configs,
 )
 from hf_lgelu.models.copies import changeable_module, require_values_here
 from hf_lgelu.models.hardening import MAX_SWAP_ERROR, GateHardness, gates_by_site, softest_gate
-from hf_lgelu.models.record import forget_sites, loads_elsewhere, plan_gates, saved_without_gates
+from hf_lgelu.models.record import loads_elsewhere, plan_gates, saved_without_gates
 from hf_lgelu.networks.sites import (
     KINDS,
     LEARNED_KINDS,
@@ -81,11 +79,12 @@ def replace_activations(
     init_hardness: float = DEFAULT_INIT_HARDNESS,
     temperature: float = DEFAULT_TEMPERATURE,
     include: Callable[[str], bool] | None = None,
-    rewrite_config: bool = True,
 ) -> SurgeryReport:
     """Put a λ-gate, each with its own λ, in the place of every activation module of the given kinds.
 
-    Changes `model` in place. For models that ignore the activation string.
+    Changes `model` in place. For models that ignore the activation string. A transformers config then rebuilds the
+    model: by its activation key if the key can say all gates, else by a record, which only `hf_lgelu.from_pretrained`
+    reads. A warning comes where another load would not end in an error.
 
     Args:
         model: any module tree, compiled or not. Give the outermost PreTrainedModel: a part does not know the config of
@@ -97,8 +96,6 @@ def replace_activations(
         init_hardness: λ at the start, above 1.
         temperature: t > 0.
         include: a predicate on site names; the default takes all sites.
-        rewrite_config: make a transformers config rebuild the model. Its activation key is rewritten if the key can say
-            all gates. Otherwise a record is added, which only `hf_lgelu.from_pretrained` reads.
 
     Make the optimizer after the surgery, from `hardness_parameter_groups`: an optimizer made before never learns λ.
 
@@ -123,15 +120,8 @@ def replace_activations(
         # On the device of the site's neighbours: a model spread over devices must not fetch s from elsewhere.
         near = next(itertools.chain(site.parent.parameters(), model.parameters()), torch.empty(0))
         modules.append(module.to(near.device))
-    report = exchange_activations(model, sites, modules, plan_gates if rewrite_config else None)
-    for _, root in pretrained_roots(model):
-        if loads_elsewhere(root.config):
-            logger.warning(
-                f"{type(root.config).__name__} has no key for its activations: load the saved checkpoint by "
-                "hf_lgelu.from_pretrained. Any other load gives a network without λ-GELU, without an error"
-            )
-    for warning in saved_without_gates(model):
-        logger.warning(warning)
+    report = exchange_activations(model, sites, modules, plan_gates)
+    _warn_of_loads(model)
     for encoder in model.modules():
         # It would make shapeless tensors of padded rows, for a fused kernel that layers with λ-gates do not run.
         if isinstance(encoder, nn.TransformerEncoder) and lambda_gelu_modules(encoder):
@@ -139,12 +129,7 @@ def replace_activations(
     return report
 
 
-def substitute_relu(
-    model: nn.Module,
-    *,
-    kinds: Sequence[str] = LEARNED_KINDS,
-    rewrite_config: bool = True,
-) -> SurgeryReport:
+def substitute_relu(model: nn.Module, *, kinds: Sequence[str] = LEARNED_KINDS) -> SurgeryReport:
     """Put `nn.ReLU` in the place of every λ-gate: same weights, a plain ReLU network.
 
     Changes `model` in place. The largest change at any activation is κ/λ (`swap_error_bound`), so harden first. A
@@ -152,13 +137,11 @@ def substitute_relu(
     `find_smooth_calls` finds other smooth operations of the network. Under FSDP2 every rank must call it.
 
     Args:
-        model: any module tree; as for `replace_activations`.
+        model: any module tree. Its config says ReLU then, as in `replace_activations`.
         kinds: rows of `hf_lgelu.networks.sites.KINDS`. ("gelu",) is the plain swap of GELU.
-        rewrite_config: rewrite the config keys that the family uses, so that a process without hf_lgelu
-            loads the saved model.
 
-    Raises ValueError for nothing to replace. Raises RuntimeError for a model that cannot be changed, or
-    (UnsupportedConfigError) a config with no key that says ReLU at exactly these sites. The model is unchanged then.
+    Raises ValueError for nothing to replace, and RuntimeError for a model that cannot be changed. The model is
+    unchanged then.
 
     >>> import torch, hf_lgelu
     >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
@@ -171,11 +154,10 @@ def substitute_relu(
       softest gate layers.0.activation: λ = 159.577, at most 0.00107 a unit
     """
     model = changeable_module(model)
-    gates = gates_by_site(model)
-    report = put_relu(model, kinds=kinds, rewrite_config=rewrite_config)
+    gates, sites = gates_by_site(model), found_sites(model, kinds)
+    report = exchange_activations(model, sites, list(map(relu_for, sites)), plan_gates)
     report = replace(report, gates={site: gate for site, gate in gates.items() if site in report.sites})
-    for warning in saved_without_gates(model):
-        logger.warning(warning)
+    _warn_of_loads(model)
     soft = sum(not gate.swap_error <= MAX_SWAP_ERROR for gate in report.gates.values())
     if soft:
         logger.warning(
@@ -186,19 +168,16 @@ def substitute_relu(
     return report
 
 
-def put_relu(model: nn.Module, *, kinds: Sequence[str] = LEARNED_KINDS, rewrite_config: bool = True) -> SurgeryReport:
-    """`substitute_relu` without a look at λ, and without warnings. Changes `model` in place."""
-
-    def plan(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[ConfigChange]:
-        try:
-            return plan_config_changes(root, set(planned), "relu") + forget_sites(root.config)
-        except UnsupportedConfigError as error:
-            raise UnsupportedConfigError(
-                f"{error}. A saved model would come back with others; pass rewrite_config=False to substitute in memory"
-            ) from error
-
-    sites = found_sites(model, kinds)
-    return exchange_activations(model, sites, list(map(relu_for, sites)), plan if rewrite_config else None)
+def _warn_of_loads(model: nn.Module) -> None:
+    """Warn of each load that would give a network without the new gates, and no error."""
+    for _, root in pretrained_roots(model):
+        if loads_elsewhere(root.config):
+            logger.warning(
+                f"{type(root.config).__name__} has no key for its activations: load the saved checkpoint by "
+                "hf_lgelu.from_pretrained. Any other load gives a network with the old gates, without an error"
+            )
+    for warning in saved_without_gates(model):
+        logger.warning(warning)
 
 
 def relu_for(site: ActivationSite) -> nn.ReLU:
@@ -259,7 +238,7 @@ def exchange_activations(
     model: nn.Module,
     sites: Sequence[ActivationSite],
     modules: Sequence[nn.Module],
-    plan: Callable[[PreTrainedModel, dict[str, nn.Module]], list[ConfigChange]] | None,
+    plan: Callable[[PreTrainedModel, dict[str, nn.Module]], list[ConfigChange]],
 ) -> SurgeryReport:
     """Put the modules at their sites, and write the configs.
 

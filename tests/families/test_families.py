@@ -150,7 +150,7 @@ def test_surgery_writes_the_key_that_the_family_reads(family, tmp_path):
 @over(ALL, quick=OF_EACH_FORM)
 def test_what_stays_smooth(family):
     model = with_lambda_gelu(family)
-    substitute_relu(model, rewrite_config=False)
+    substitute_relu(model)
     assert find_sites(model) == []
     calls = Counter()
     for call in find_smooth_calls(model, family.inputs()):
@@ -159,15 +159,15 @@ def test_what_stays_smooth(family):
 
 
 @over(NO_RELU_KEY)
-def test_substitution_that_no_config_can_say_is_refused(family):
+def test_substitution_that_no_key_can_say_is_remembered_and_no_export(family, tmp_path):
     model = with_lambda_gelu(family)
-    config, modules = model.config.to_dict(), dict(model.named_modules())
-    with pytest.raises(UnsupportedConfigError, match="rewrite_config=False"):
-        substitute_relu(model)
-    assert model.config.to_dict() == config
-    assert dict(model.named_modules()) == modules
-    assert len(substitute_relu(model, rewrite_config=False)) == family.sites
+    with pytest.raises(UnsupportedConfigError, match="'relu' at"):
+        export_relu(model, tmp_path / "relu", inputs=family.inputs(), allow_soft=True)
+    assert len(substitute_relu(model)) == family.sites
     assert lambda_gelus(model) == []
+    model.save_pretrained(tmp_path / "memory")
+    again = from_pretrained(family.model_class, tmp_path / "memory")
+    assert torch.equal(logits_of(again, family.inputs()), logits_of(model, family.inputs()))
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +190,7 @@ def _read_elsewhere(families, soft, root):
     here = {family.name: _leave(family, root / family.name) for family in families}
     for name, (family, options) in soft.items():
         model = BY_NAME[family].build()
-        replace_activations(model, inputs=BY_NAME[family].inputs(), **options)
+        replace_activations(model, **options)
         model.save_pretrained(root / "soft" / name)
     reader = run_fresh(HERE / "relu_reader.py", root)
     assert reader.returncode == 0, reader.stderr[-3000:]

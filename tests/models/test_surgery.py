@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM, BertForMaskedLM, activations
 
 from hf_lgelu import LambdaGELU, LambdaSiLU, replace_activations, substitute_relu
 from hf_lgelu.activation.module import LambdaGELUTanh
-from hf_lgelu.models.config_keys import UnsupportedConfigError
-from hf_lgelu.models.surgery import TemporaryRelu
-from hf_lgelu.networks.sites import LEARNED_KINDS
+from hf_lgelu.models.config_keys import UnsupportedConfigError, plan_config_changes
+from hf_lgelu.models.surgery import TemporaryRelu, exchange_activations
+from hf_lgelu.networks.sites import LEARNED_KINDS, find_sites
 from hf_lgelu.networks.smooth_calls import find_smooth_calls
 
 BERT = BY_NAME["bert"]
@@ -157,12 +157,16 @@ def test_nothing_to_substitute_says_what_there_is(make, told):
         substitute_relu(Chain(make()))
 
 
-def test_a_failure_in_a_second_model_leaves_the_first_as_it_was_and_both_configs_are_rewritten():
-    # The wrapped BERT can say ReLU, MPT cannot: neither is touched.
+def test_a_plan_that_fails_in_a_second_model_leaves_the_first_as_it_was():
     both = nn.ModuleDict({"bert": BERT.build(), "mpt": BY_NAME["mpt"].build()})
     before = [snapshot(model) for model in both.values()]
+    sites = find_sites(both, ("gelu",))
+
+    def plan(root, names):  # MPT has no key
+        return plan_config_changes(root, set(names), "relu")
+
     with pytest.raises(UnsupportedConfigError, match="MptConfig"):
-        substitute_relu(both, kinds=("gelu",))
+        exchange_activations(both, sites, [nn.ReLU() for _ in sites], plan)
     for model, state in zip(both.values(), before, strict=True):
         assert_unchanged(model, state)
     both["mpt"] = BY_NAME["gpt2"].build()
@@ -189,17 +193,6 @@ def test_soft_gates_that_become_relu_are_told(caplog):
     assert f"softest gate blocks.1.0: λ = 1.5, at most {change:.3g} a unit" in str(report)
     assert "1 of the 3 gates that became ReLU were soft" in caplog.text
     assert f"(blocks.1.0: λ = 1.5, at most {change:.3g} a unit; hardening leaves 0.00213)" in caplog.text
-
-
-def test_rewriting_the_config_can_be_left_out():
-    model = BERT.build("lambda_gelu")
-    report = substitute_relu(model, rewrite_config=False)
-    assert (len(report), report.config_changes) == (3, ())
-    assert model.config.hidden_act == "lambda_gelu"
-    other = BERT.build()
-    assert replace_activations(other, rewrite_config=False).config_changes == ()
-    assert other.config.hidden_act == "gelu"
-    assert not hasattr(other.config, "lambda_gelu")
 
 
 def test_a_config_that_another_model_shares_is_not_touched():

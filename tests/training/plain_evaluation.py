@@ -13,7 +13,7 @@ SAMPLES = rows(11, seed=1)  # batches of 4, 4 and 3
 
 def substituted(model):
     relu = copy.deepcopy(model).eval()
-    substitute_relu(relu, rewrite_config=False)
+    substitute_relu(relu)
     return relu
 
 

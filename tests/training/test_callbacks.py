@@ -69,7 +69,7 @@ def test_an_s_that_somebody_froze_is_not_hardened_without_a_word(tmp_path):
 def test_an_optimizer_from_before_the_surgery_is_refused(tmp_path, plain):
     model = tiny_model("gelu")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    replace_activations(model, rewrite_config=False)
+    replace_activations(model)
     with pytest.raises(RuntimeError, match=r"raw hardness .*after the surgery"):
         run(tmp_path, model=model, plain=plain, optimizers=(optimizer, None))
 

@@ -119,7 +119,7 @@ def test_a_smooth_baseline_reports_the_plain_swap(tmp_path, activation):
 
 def test_beside_lambda_gelu_other_gates_stay_as_substitute_relu_leaves_them(tmp_path):
     model: PreTrainedModel = tiny_model("gelu", seed=3)
-    replace_activations(model, include=lambda name: name == "activations.0", rewrite_config=False)
+    replace_activations(model, include=lambda name: name == "activations.0")
     relu = substituted(model)
     assert find_smooth_calls(relu, batch(SAMPLES)["features"])  # the GELU is still there
     metrics = tiny_trainer(tmp_path, model, eval_dataset=SAMPLES).evaluate()
