@@ -20,7 +20,6 @@ from hf_lgelu.graph.maps import (
     COPIES,
     RESHAPES,
     AffineOperation,
-    describe,
     read_affine,
     read_geometry,
     shape_of,
@@ -265,9 +264,9 @@ def _consumers(
             elif user.op == "output":
                 reason = "its output is the model's, and no linear map with weights comes after it (`outputs` chooses)"
                 refused[gate, reason].add(site)
-            elif _holds_weights(recording, finder, user):
-                reason = f"{describe(user)} takes weights in a form that is no plain linear layer"
-                refused[describe(user), reason].add(site)
+            elif (weight := _weight_of(recording, finder, user)) is not None:
+                reason = f"{operation_name(user)} takes {weight} in a form that is no plain linear layer"
+                refused[weight, reason].add(site)
             elif operation_name(user) in ("add", "sub") and user in correcting and shape_of(user) == shape_of(node):
                 yield from correcting[user]
             else:
@@ -293,17 +292,18 @@ def _readers(
             yield finder.find(operation)
 
 
-def _holds_weights(recording: Recording, finder: AimFinder, node: Node) -> bool:
-    """Whether an operation that mixes channels takes a parameter, or a value computed from one (a mask)."""
+def _weight_of(recording: Recording, finder: AimFinder, node: Node) -> str | None:
+    """The parameter that an operation which mixes channels takes, or a value computed from one (a mask); else None."""
     name = operation_name(node)
     # A library's own operation with weights (the experts of transformers) can compute anything.
     foreign = getattr(node.target, "namespace", "aten") not in ("aten", "prims")
     if not (foreign or name in _MIXERS or name.startswith("conv")):
-        return False
+        return None
     sources = (list(views_back(operand))[-1] for operand in node.all_input_nodes)
     chosen = [source.args[0] for source in sources if operation_name(source) == "index"]  # each token's own expert
     fixed = [operand for operand in (*node.all_input_nodes, *chosen) if not finder.varies(operand)]
-    return any(recording.parameter(source) is not None for operand in fixed for source in upstream(operand))
+    names = (recording.parameter(source) for operand in fixed for source in upstream(operand))
+    return max(sorted(filter(None, names)), key=lambda name: "weight" in name, default=None)
 
 
 def _why_not(
@@ -313,19 +313,19 @@ def _why_not(
     weight, geometry, uses = operation.weight_name, read_geometry(operation), _uses(recording, operation)
     if _is_decided(recording, finder, operation, routed):
         return (
-            f"values after a gate decide what {describe(operation.node)} is given (tokens that are routed to experts, "
+            f"values after a gate decide what {weight} is multiplied with (tokens that are routed to experts, "
             "lengths; in float16 a look for infinities, so convert model.float() and save its half()): the student may "
             "decide otherwise"
         )
     if weight in recording.tied:
-        return f"{weight} is tied: several modules hold it or its memory, here {describe(operation.node)} uses it"
+        return f"{weight} is tied: several modules hold it or its memory"
     takers = recording.parameter_users(weight)
     own = (_made_of(operation.weight), _made_of(operation.bias), operation.output_axis, geometry)
     alike = [(_made_of(use.weight), _made_of(use.bias), use.output_axis, read_geometry(use)) == own for use in uses]
     if sum(alike) < len(takers):
         return f"{weight} is used {len(takers)} times in a forward pass, and not as a plain map each time"
     if geometry is None:
-        return f"{describe(operation.node)} is no linear layer or convolution that is refitted here"
+        return f"{operation_name(operation.node)} with {weight} is no linear layer or convolution that is refitted here"
     return None
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Node
 
-from hf_lgelu.graph.recorder import is_site, operation_name
+from hf_lgelu.graph.recorder import operation_name
 from hf_lgelu.graph.recording import Recording, StoredValue
 
 COPIES = frozenset(("clone", "contiguous", "alias", "detach", "_to_copy", "to", "dropout"))
@@ -25,16 +25,6 @@ CONVOLUTIONS = frozenset(("conv1d", "conv2d", "conv3d"))
 def shape_of(node: Node) -> tuple[int, ...]:
     """The shape of the tensor that a node stands for, on the recorded inputs."""
     return node.meta["shape"]
-
-
-def describe(node: Node) -> str:
-    """An operation and the module that it runs in, for messages."""
-    if node.op == "output":
-        return "the model's output"
-    if node.op == "placeholder":
-        return f"the input {node.name}"
-    name = "an activation" if is_site(node) else operation_name(node) or node.name
-    return f"{name} in {node.meta['module']}" if node.meta.get("module") else name
 
 
 _TRANSPOSED = frozenset(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"))

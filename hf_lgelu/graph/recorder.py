@@ -13,11 +13,9 @@ itself runs outside of inference mode, so that a tensor that the model keeps for
 import itertools
 import math
 import operator
-import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,8 +92,6 @@ class Recorder(TorchDispatchMode):
         self._count = 0
         self._known: dict[int, _Known] = {}
         self._writes: Counter[int] = Counter()  # by address of the memory
-        self._modules: list[tuple[str, nn.Module]] = []  # that run now, the innermost last
-        self._names = {id(module): name for name, module in model.named_modules()}
         self._stored_at: dict[Any, Node] = {}
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             node = self._placeholder("p_" + name)
@@ -167,9 +163,7 @@ class Recorder(TorchDispatchMode):
     def _gate(self, func: Any, x: Tensor, site: int) -> Tensor:
         self.reached.add(site)
         output = run_gate(self._sites[site].module, x)
-        node = self._made(func, (self.node(x), site), {})
-        node.meta["module"] = self._sites[site].name
-        self._learn(output, node, x)
+        self._learn(output, self._made(func, (self.node(x), site), {}), x)
         return output
 
     def _draw(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -289,7 +283,7 @@ class Recorder(TorchDispatchMode):
     def _made(self, target: Callable[..., Any], args: Any, kwargs: Any, like: Node | None = None) -> Node:
         node = self.graph.call_function(target, tuple(args), dict(kwargs))
         self._count += 1
-        node.meta["place"], node.meta["module"] = self._count, self._modules[-1][0] if self._modules else ""
+        node.meta["place"] = self._count
         if like is not None and "shape" in like.meta:
             node.meta["shape"], node.meta["dtype"] = like.meta["shape"], like.meta["dtype"]
         return node
@@ -297,29 +291,6 @@ class Recorder(TorchDispatchMode):
     @staticmethod
     def _shape(node: Node, tensor: Tensor) -> None:
         node.meta["shape"], node.meta["dtype"] = tuple(tensor.shape), tensor.dtype
-
-    @contextmanager
-    def modules_noted(self) -> Iterator[None]:
-        """A block in which each node gets the name of the innermost module that runs."""
-        thread = threading.get_ident()
-
-        def enter(module: nn.Module, args: Any) -> None:
-            if threading.get_ident() == thread and id(module) in self._names:  # the hook is the whole process's
-                self._modules.append((self._names[id(module)], module))
-
-        def leave(module: nn.Module, args: Any, output: Any) -> None:
-            if threading.get_ident() == thread and self._modules and self._modules[-1][1] is module:
-                self._modules.pop()
-
-        hooks = [
-            nn.modules.module.register_module_forward_pre_hook(enter),
-            nn.modules.module.register_module_forward_hook(leave, always_call=True),
-        ]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
 
 class _ReadsByPython(TorchFunctionMode):
@@ -359,7 +330,6 @@ def record(
             exchanged(sites, markers),
             evaluation_mode(model),
             same_randomness(),
-            recorder.modules_noted(),
             torch.inference_mode(),
             _ReadsByPython(recorder),
             recorder,

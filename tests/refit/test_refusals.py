@@ -63,15 +63,15 @@ STRUCTURES = {
     ),
     "cut weight": (
         wired(lambda net, x: x @ net.down.weight[:, :5]),
-        r"\n  matmul: matmul takes weights in a form that is no plain linear layer",
+        r"\n  down\.weight: matmul takes down\.weight in a form that is no plain linear layer",
     ),
     "bilinear": (
         wired(lambda net, x: net.head(net.pair(x, x)), pair=nn.Bilinear(7, 7, 7)),
-        r"\n  bilinear in pair: bilinear in pair takes weights in a form that is no plain linear layer",
+        r"\n  pair\.weight: bilinear takes pair\.weight in a form that is no plain linear layer",
     ),
     "recurrent": (
         wired(recurrent, memory=nn.GRU(7, 7, batch_first=True)),
-        r"\n  gru in memory: gru in memory takes weights in a form",
+        r"\n  memory\.weight_hh_l0: gru takes memory\.weight_hh_l0 in a form",
     ),
 }
 
