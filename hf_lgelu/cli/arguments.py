@@ -44,7 +44,6 @@ _OF_A_FORM = {
 _OF_A_SET = ("column", "pair_column", "label_column", "sequence_length", *_OF_EVALUATION[1:], "max_eval_samples")
 _NEEDS = {
     "private": ("push_to_hub",),
-    "onnx_dir": ("int8",),
     "data_config": ("data",),
     **dict.fromkeys(_OF_A_SET, ("evaluation", "data")),
 }
@@ -285,7 +284,6 @@ class CompareArguments(RowArguments):
     converted: str = _first("Folder or Hub id of the converted checkpoint.", is_word=True, reads="model")
     data: str = _first(f"Inputs for both networks, best not those of the conversion: {_DATA}.", reads="dataset")
     int8: bool = _first("Add both networks in int8, by ONNX. Default: only float32, by torch.", False)
-    onnx_dir: str | None = _output("Folder in which the ONNX files of --int8 are kept. Default: not kept.", None)
 
 
 @dataclass(kw_only=True)

@@ -21,22 +21,18 @@ def compare(arguments: CompareArguments, data: Rows) -> None:
         read_checkpoint(name, **arguments.reading) for name in (arguments.model, arguments.converted)
     )
     inputs = read_rows(data, original)
-    print_table(original.network, converted.network, inputs, converted.name, arguments)
+    networks = (original.network, converted.network)
+    print_table(*networks, inputs, converted.name, int8=arguments.int8, progress=arguments.progress)
 
 
 def print_table(
-    original: nn.Module,
-    converted: nn.Module,
-    data: InputSet,
-    folder: str,
-    arguments: Any,
+    original: nn.Module, converted: nn.Module, data: InputSet, folder: str, *, progress: bool, int8: bool = False
 ) -> NetworkComparison:
-    """The printed comparison of two networks on `data`; the second is in `folder`. A command may have no --int8."""
-    int8, onnx_dir = getattr(arguments, "int8", False), getattr(arguments, "onnx_dir", None)
+    """The printed comparison of two networks on `data`; the second is in `folder`."""
     forms = "float32 and int8, by ONNX" if int8 else "float32"
     say(f"Measuring both networks in {forms}: score and distance on {len(data):,} inputs, then time ...")
-    options = conversion_options(folder, data) | {"int8": int8, "onnx_dir": onnx_dir}
-    compared = compare_networks(original, converted, data.batches("comparison", progress=arguments.progress), **options)
+    batches, options = data.batches("comparison", progress=progress), conversion_options(folder, data)
+    compared = compare_networks(original, converted, batches, int8=int8, **options)
     say(f"{data.description}:\n{compared}")
     return compared
 

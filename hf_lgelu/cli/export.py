@@ -77,7 +77,7 @@ def _export_plain(
         say(_RANDOM)
     else:
         exported = read_checkpoint(str(folder), **arguments.reading).network
-        original, other = print_table(checkpoint.network, exported, rows, str(folder), arguments).rows
+        original, other = print_table(checkpoint.network, exported, rows, str(folder), progress=arguments.progress).rows
         top = "" if other.distance is None else top_table(original.metrics, {"this model": other.distance})
     write_export_card(report, folder, top=top, license=arguments.license, repo_id=arguments.push_to_hub)
     return report

@@ -262,7 +262,6 @@ def render_conversion_card(
             for title, of in measured[-1:]
         ),
         done=what_was_done(report),
-        made_with=made_with(provenance.hardware, provenance.versions),
         **words,
     )
 
@@ -315,18 +314,3 @@ def plain(text: Any) -> str:
 def code(text: Any) -> str:
     """A name as inline code, which no character of it can end."""
     return f"`{' '.join(str(text).split()).replace('`', chr(39)).replace('|', chr(92) + '|')}`"
-
-
-def made_with(hardware: Mapping[str, Any], versions: Mapping[str, str]) -> str:
-    """Hardware and versions in two sentences; empty where nothing is known of either."""
-    told = []
-    if hardware:
-        processes = hardware.get("processes", 1)
-        cores = f" ({hardware['cpu_cores']} cores)" if hardware.get("cpu_cores") else ""
-        cpu = f"with {processes} process{'es' * (processes != 1)} on {hardware.get('cpu', 'an unnamed CPU')}{cores}"
-        system = (hardware.get("platform") or "").partition("-")[0]  # without the build of the kernel
-        parts = (cpu, ", ".join(hardware.get("accelerators") or ()) or "no accelerator", system)
-        told.append(", ".join(filter(None, parts)) + ".")
-    if versions:
-        told.append("Versions: " + ", ".join(f"{package} {version}" for package, version in versions.items()) + ".")
-    return plain(" ".join(told))

@@ -95,7 +95,6 @@ EXPORT = ("export", "m", "--output_dir", "y")
         (("convert", "m", "--output_dir", "o", "--column", "x"), "--column needs --evaluation or --data"),
         (("compare", "a", "--data", "x"), "compare: the following arguments are required: CONVERTED"),
         (("profile", "a", "--plot", ""), "profile: an argument is empty"),
-        (("compare", "a", "b", "--data", "x", "--onnx_dir", "o"), "--onnx_dir needs --int8"),
         (("convert", "m", "--output_dir"), "--output_dir: expected one argument"),
     ],
 )

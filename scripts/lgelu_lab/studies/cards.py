@@ -10,7 +10,7 @@ from typing import Any
 from huggingface_hub import EvalResult
 
 from hf_lgelu.activation.gates import GATES
-from hf_lgelu.export.card import CheckpointFacts, made_with, plain, render_card, save_card
+from hf_lgelu.export.card import CheckpointFacts, plain, render_card, save_card
 from hf_lgelu.files import is_hub_id, save_picture
 from hf_lgelu.formats import percent, score
 from hf_lgelu.models.hardening import GateHardness
@@ -139,6 +139,21 @@ def card_words(record: RunRecord, checkpoint: CheckpointFacts) -> dict[str, Any]
         "header": header,
         **_loading_code(record),
     }
+
+
+def made_with(hardware: Mapping[str, Any], versions: Mapping[str, str]) -> str:
+    """Hardware and versions in two sentences; empty where nothing is known of either."""
+    told = []
+    if hardware:
+        processes = hardware.get("processes", 1)
+        cores = f" ({hardware['cpu_cores']} cores)" if hardware.get("cpu_cores") else ""
+        cpu = f"with {processes} process{'es' * (processes != 1)} on {hardware.get('cpu', 'an unnamed CPU')}{cores}"
+        system = (hardware.get("platform") or "").partition("-")[0]  # without the build of the kernel
+        parts = (cpu, ", ".join(hardware.get("accelerators") or ()) or "no accelerator", system)
+        told.append(", ".join(filter(None, parts)) + ".")
+    if versions:
+        told.append("Versions: " + ", ".join(f"{package} {version}" for package, version in versions.items()) + ".")
+    return plain(" ".join(told))
 
 
 def _scores(record: RunRecord) -> str:
