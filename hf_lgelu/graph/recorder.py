@@ -285,12 +285,12 @@ class Recorder(TorchDispatchMode):
         self._count += 1
         node.meta["place"] = self._count
         if like is not None and "shape" in like.meta:
-            node.meta["shape"], node.meta["dtype"] = like.meta["shape"], like.meta["dtype"]
+            node.meta["shape"] = like.meta["shape"]
         return node
 
     @staticmethod
     def _shape(node: Node, tensor: Tensor) -> None:
-        node.meta["shape"], node.meta["dtype"] = tuple(tensor.shape), tensor.dtype
+        node.meta["shape"] = tuple(tensor.shape)
 
 
 class _ReadsByPython(TorchFunctionMode):
