@@ -168,7 +168,7 @@ def preview_conversion(model: nn.Module, data: Any, config: ConversionConfig) ->
         found = find_layers(recording, model, sites)
         maps = sum(len(layer.maps) for layer in found.layers)
         unfit = set().union(*found.unfit.values())
-        refitted = len(sites) - len(unfit) - len(found.uncounted)
+        refitted = len(sites) - len(unfit) - len(found.unread)
         lines = [
             f"{type(model).__name__}, {sites_in_words(model)}: nothing is written, because this is a dry run.",
             f"{refitted} of {len(sites)} gates would be converted with a refit of {maps} linear maps after them.",
@@ -176,7 +176,7 @@ def preview_conversion(model: nn.Module, data: Any, config: ConversionConfig) ->
         for (name, reason), before in found.unfit.items():
             gates = ", ".join(sites[index].name for index in sorted(before))
             lines.append(f"- {gates}: only the gate, because of {reason if name in reason else f'{name}: {reason}'}")
-        lines += [f"- {sites[index].name}: only the gate, no output that counts needs it" for index in found.uncounted]
+        lines += [f"- {sites[index].name}: only the gate, no output that counts needs it" for index in found.unread]
         if blocks_to_widen(model, recording, found):
             lines.append("More hidden units usually help most: `width` 1.25 adds a quarter to each block.")
 

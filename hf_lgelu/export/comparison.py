@@ -83,7 +83,7 @@ class NetworkComparison:
     """The rows of `compare_networks`: the networks in float32, and then in int8. Its text is a table.
 
     `samples` inputs were scored and compared. Other `calibration_samples` gave the ranges of int8; 0 without int8. A
-    timed call has `timed_samples` inputs, and `runtime` ("torch" or "onnxruntime") ran it. `uncounted` are the names of
+    timed call has `timed_samples` inputs, and `runtime` ("torch" or "onnxruntime") ran it. `left_out` are the names of
     the outputs that were left out.
 
     With int8 it also has the verdict on the last network's int8, which is compared with the same network in float32. A
@@ -98,7 +98,7 @@ class NetworkComparison:
     calibration_samples: int
     timed_samples: int
     runtime: str
-    uncounted: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     measure: str = ""
     loss: float = math.nan
     allowed: float = math.nan
@@ -128,8 +128,8 @@ class NetworkComparison:
             f"On {self.samples:,} inputs. ms: processor time of a call with {self.timed_samples} of them, one thread "
             f"of {self.runtime}, the networks in turn."
         )
-        if self.uncounted:
-            lines.append(f"Not compared: {quoted(self.uncounted)}.")
+        if self.left_out:
+            lines.append(f"Not compared: {quoted(self.left_out)}.")
         return "\n".join([*lines, *(self._about_int8() if self.measure else ())])
 
     def _about_int8(self) -> Iterator[str]:
@@ -207,7 +207,7 @@ def compare_networks(
     for name, network in networks.items():
         require_taken(network, few.inputs, f"data, given to the {name} network")
     # What cannot be compared is refused before files are written.
-    uncounted = reader(first)(few.inputs).uncounted
+    left_out = reader(first)(few.inputs).left_out
     compare_outputs(reader(first), {name: reader(network) for name, network in networks.items()}, [few])
     calibration, judged = _apart(batches) if int8 else ([], batches)
     timed = judged[0][:_TIMED_AT_ONCE]
@@ -265,7 +265,7 @@ def compare_networks(
         sum(map(len, calibration)),
         len(timed),
         "onnxruntime" if int8 else "torch",
-        uncounted,
+        left_out,
         *(_verdict(list(from_float32.values()), samples) if int8 else ()),
     )
 

@@ -87,7 +87,7 @@ class Layers:
 
     layers: list[Layer]
     unfit: Refused
-    uncounted: list[int]  # gates that run, but that no compared output depends on
+    unread: list[int]  # gates that run, but that no compared output depends on
     fed_gates: list["FedGate"]  # the gates whose input is a map's output
 
 
@@ -97,7 +97,7 @@ def find_layers(recording: Recording, model: nn.Module, sites: Sequence[Activati
     order = {node: position for position, node in enumerate(recording.operations)}
     refused = cast(Refused, defaultdict(set))
     routed = _routed_nodes(recording)
-    reached, uncounted = _reached_maps(recording, sites, finder, refused)
+    reached, unread = _reached_maps(recording, sites, finder, refused)
     maps: list[list[LinearMap]] = []  # the uses of each in a forward pass, in their order
     tied_maps: list[LinearMap] = []
     for node in sorted(reached, key=order.__getitem__):
@@ -124,7 +124,7 @@ def find_layers(recording: Recording, model: nn.Module, sites: Sequence[Activati
     fed_gates = find_fed_gates(recording, finder)
     layers = [_layer_of(recording, finder, group, reached, fed_gates) for group in _solved_together(maps, reached)]
     layers.sort(key=lambda layer: max(order[use[0].aim] for use in layer.uses))
-    return Layers(layers, refused, uncounted, fed_gates)
+    return Layers(layers, refused, unread, fed_gates)
 
 
 def _reached_maps(
@@ -139,17 +139,17 @@ def _reached_maps(
             for later in finder.find(operation).to_aim:
                 correcting[later].append(node)
     reached: dict[Node, set[int]] = defaultdict(set)
-    uncounted = []
+    unread = []
     for index, site in enumerate(sites):
         calls = recording.calls.get(index, [])
         if not calls and index in recording.reached:
-            uncounted.append(index)
+            unread.append(index)
         elif not calls:
             refused[site.name, "the inputs never reach this gate"].add(index)
         for call in calls:
             for consumer in _consumers(recording, call, finder, correcting, refused, index, site.name):
                 reached[consumer].add(index)
-    return reached, uncounted
+    return reached, unread
 
 
 def last_biases(recording: Recording, layers: Sequence[Layer]) -> list[str]:

@@ -102,14 +102,14 @@ class Outputs(NamedTuple):
     """The outputs that count, by name, each with its classes on the last axis, and the kind of each.
 
     `queries_are_chosen` is true for a detector that ranks places of a picture and gives the boxes of the best places in
-    the order of their rank. The n-th box of another network may then be at another place. `uncounted` are the names
+    the order of their rank. The n-th box of another network may then be at another place. `left_out` are the names
     of the outputs that would count if the caller had not named others.
     """
 
     tensors: dict[str, Tensor]
     kinds: dict[str, Kind]
     queries_are_chosen: bool = False
-    uncounted: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @property
     def first(self) -> Tensor:
@@ -177,10 +177,10 @@ class OutputReader:
         model = self.model
         whole = call(model, inputs)
         found, every = task_outputs(whole, self._names), task_outputs(whole)
-        uncounted = tuple(name for name in every if name not in found)
+        left_out = tuple(name for name in every if name not in found)
         if self._box_channels is not None:
             detections = _detections(found, self._box_channels)
-            return Outputs(detections, dict.fromkeys(detections, "values"), uncounted=uncounted)
+            return Outputs(detections, dict.fromkeys(detections, "values"), left_out=left_out)
         given = {name: value for name, value in found.items() if value.ndim}
         if not given:
             raise ValueError(
@@ -200,7 +200,7 @@ class OutputReader:
         }
         # RT-DETR and its kind rank the places of the encoder, and give the best.
         chosen = isinstance(whole, Mapping) and "enc_topk_logits" in whole and {SCORES, BOXES} <= given.keys()
-        return Outputs(tensors, kinds, chosen, uncounted)
+        return Outputs(tensors, kinds, chosen, left_out)
 
     def _find_class_axes(self, inputs: Any, maps: Collection[str]) -> dict[str, int | None]:
         """{map: its class axis, that of the channels of the last layer whose output has as many axes}.

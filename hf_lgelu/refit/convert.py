@@ -43,7 +43,7 @@ from hf_lgelu.refit.verdict import (
     conversion_warnings,
     own_text_warning,
     require_good,
-    uncounted_warning,
+    unread_warning,
 )
 from hf_lgelu.refit.widen import blocks_to_widen
 
@@ -134,7 +134,7 @@ def convert_to_relu(
         warnings += compute_again(best.model, computed)
 
         report = report_of(task, best, steps, second, started)
-    warnings += tuple(uncounted_warning(best.layers, task.few))
+    warnings += tuple(unread_warning(best.layers, task.few))
     warnings += tuple(conversion_warnings(report, config.max_kl))
     warnings += tuple(config_warnings(best.model, best.config_changes))
     report = replace(report, warnings=warnings)
@@ -288,7 +288,7 @@ def report_of(
         can_be_wider=can_be_wider,
         config=task.config.to_dict(),
         outputs=tuple(task.few.tensors),
-        uncounted=task.few.uncounted,
+        left_out=task.few.left_out,
         smooth_calls=still_smooth(best.model, folds),
         seconds=time.perf_counter() - started,
     )

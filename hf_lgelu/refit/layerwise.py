@@ -104,9 +104,9 @@ def _without_refit(layers: Layers, names: Sequence[str]) -> Iterator[LayerRefit]
     for (name, reason), before in layers.unfit.items():
         gates = tuple(names[index] for index in sorted(before))
         yield LayerRefit((name,), gates, "unchanged", note=f"not refitted: {reason}", is_unfit=True)
-    for gate in (names[index] for index in layers.uncounted):
+    for gate in (names[index] for index in layers.unread):
         note = "no output that counts depends on it"
-        yield LayerRefit((gate,), (gate,), "unchanged", note=note, is_uncounted=True)
+        yield LayerRefit((gate,), (gate,), "unchanged", note=note, is_unread=True)
 
 
 def _require_finite(layer: Layer, folds: Sequence[Moments]) -> None:

@@ -39,7 +39,7 @@ class LayerRefit:
         live: the share of its gates' outputs that are not exactly zero, on the inputs held out.
         note: the reason why a layer was not refitted, or a remark on its fit.
         is_unfit: its gates were exchanged and its weights could not be refitted; `note` says why.
-        is_uncounted: a gate that no counted output depends on; it was exchanged without a refit.
+        is_unread: a gate that no counted output depends on; it was exchanged without a refit.
     """
 
     layers: tuple[str, ...]
@@ -53,7 +53,7 @@ class LayerRefit:
     live: float | None = None
     note: str | None = None
     is_unfit: bool = False
-    is_uncounted: bool = False
+    is_unread: bool = False
 
     @property
     def maps(self) -> tuple[str, ...]:
@@ -123,7 +123,7 @@ class ConversionReport:
             and where a batch is one sample, rows are counted at the map that sees most of them.
         folds: number of folds of the cross-validation; 1 without cross-validation.
         outputs: names of the outputs that counted. "" is the name of a bare tensor.
-        uncounted: names of the outputs that `outputs` of the options left out.
+        left_out: names of the outputs that the option `outputs` does not name.
         smooth_calls: the smooth operations that the ReLU network still runs, as text.
         warnings: facts to know before the network is used.
         steps: the rungs that were tried; the network is that of the last rung kept.
@@ -158,7 +158,7 @@ class ConversionReport:
     folds: int
     seconds: float = 0.0
     outputs: tuple[str, ...] = ("",)
-    uncounted: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     config_changes: tuple[str, ...] = ()
     smooth_calls: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -253,7 +253,7 @@ def what_was_done(report: ConversionReport) -> dict[str, str]:
         "inputs": inputs,
         "ridge": f"strength chosen on {report.folds} folds" if report.folds > 1 else "fixed strength, not validated",
         "outputs that counted": "" if report.outputs == ("",) else quoted(report.outputs),
-        "outputs that did not count": quoted(report.uncounted),
+        "outputs that did not count": quoted(report.left_out),
         "embedding": f"mean of `{report.outputs[0]}` over all that is no padding" if means else "",
         f"rungs, distance on the {where}": rungs_in_words(report) if len(report.steps) > 1 else "",
         "hidden units": f"{width:.4g} times the original's" if is_wider else "",

@@ -157,11 +157,11 @@ def own_text_warning(text: Tensor) -> str:
     )
 
 
-def uncounted_warning(layers: Sequence[LayerRefit], outputs: Outputs) -> Iterator[str]:
+def unread_warning(layers: Sequence[LayerRefit], outputs: Outputs) -> Iterator[str]:
     """A warning of gates without a refit, because they lead only to outputs that did not count."""
-    names = [layer.layers[0] for layer in layers if layer.is_uncounted]
+    names = [layer.layers[0] for layer in layers if layer.is_unread]
     if names:
-        others = f" ({quoted(outputs.uncounted)})" if outputs.uncounted else ""
+        others = f" ({quoted(outputs.left_out)})" if outputs.left_out else ""
         yield (
             f"outputs that depend on {quoted(names)} did not count{others}: the weights on the way to them stayed, and "
             "their new values were not measured. Name the ones that you use in `outputs`, together with "

@@ -174,7 +174,7 @@ def test_all_heads_count_unless_the_caller_names_some():
         converted, report = convert_with(net, x, outputs=outputs)
         is_named = outputs is not None
         assert report.outputs == (("logits",) if is_named else ("logits", "value", "hidden"))
-        assert report.uncounted == (("value", "hidden") if is_named else ())
+        assert report.left_out == (("value", "hidden") if is_named else ())
         assert torch.equal(converted.value.weight, net.value.weight) == is_named
         wanted, given = net(fresh)["value"], converted(fresh)["value"]
         errors.append(((given - wanted).square().sum() / (wanted - wanted.mean()).square().sum()).item())

@@ -150,7 +150,7 @@ class Watched(nn.Module):
         return {"logits": self.c(nn.functional.gelu(self.b(hidden))), "hidden_states": self.watch(hidden)}
 
 
-def test_units_that_an_uncounted_head_reads_are_not_added():
+def test_units_that_an_unread_head_reads_are_not_added():
     inputs = {"x": torch.randn(200, 6, generator=torch.Generator().manual_seed(0))}
     with pytest.raises(ConversionRefusedError, match="does not count"):
         convert_to_relu(Watched(), inputs, width=1.5)
