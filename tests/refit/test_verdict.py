@@ -128,7 +128,7 @@ def test_a_new_head_is_told_and_a_program_that_runs_no_such_head_is_not(tmp_path
         warnings = [*config_warnings(type(trained).from_pretrained(tmp_path), ("hidden_act",))]
         assert [text.startswith("the checkpoint is of a BertModel") for text in warnings] == [True] * told
     for model in (encoder, gpt2(1)):
-        assert [text.split()[0] for text in config_warnings(model, ("key",))] == ["llama.cpp"]
+        assert [text.split(",")[0] for text in config_warnings(model, ("key",))] == ["in llama.cpp"]
 
 
 class TwoHeads(nn.Module):
