@@ -59,9 +59,10 @@ def load_checkpoint(name_or_path: str | os.PathLike, *, trust_remote_code: bool 
     if path.exists() and missing:
         held = ", ".join(sorted(entry.name for entry in path.iterdir())[:6]) if path.is_dir() else ""
         what = f"a folder with {held or 'no file'}" if path.is_dir() else "a file"
+        network = next(path.glob("*.onnx"), None)
+        advice = "the folder that save_pretrained wrote" if network is None else f"its ONNX network by name, {network}"
         raise FileNotFoundError(
-            f"{path} is no checkpoint, but {what}, and has no {' and no '.join(missing)}. Give the folder that "
-            f"save_pretrained wrote; of an ONNX network, its file to hf-lgelu convert or export ({path}/model.onnx)"
+            f"{path} is no checkpoint, but {what}, and has no {' and no '.join(missing)}. Give {advice}"
         )
     try:
         # Without this argument, transformers would ask at the terminal whether to run the checkpoint's code.

@@ -31,6 +31,13 @@ def test_help_has_two_examples_that_are_right_calls_and_says_each_default(comman
         assert "Left out" not in words
 
 
+def test_help_names_what_comes_first_and_what_an_option_is_for(call):
+    assert call("compare", "--help")[1].startswith("usage: hf-lgelu compare MODEL CONVERTED --data DATA [OPTIONS]\n")
+    said = " ".join(call("export", "--help")[1].split())
+    assert "--license LICENSE With --to relu or gelu: Licence" in said
+    assert "--opset OPSET With --to onnx: Version" in said
+
+
 def test_dashes_in_the_names_of_options_are_underscores(call):
     status, _, errors = call("convert", "/not/there", "--sequence-length", "9", "--data=/a-b", "--output_dir", "o")
     assert (status, "no folder or file /not/there" in errors) == (1, True)
