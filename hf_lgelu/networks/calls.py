@@ -1,8 +1,16 @@
-"""Activations that a forward calls as functions, `F.gelu(self.fc1(x))`, found and made child modules.
+"""Activations that a forward calls as functions, found and made child modules of the object that calls.
 
-One forward pass finds the calls (`_Search`). Each becomes a module `called.K` of the object whose method has the call,
-or calls a function with it, and the method then calls the module (`networks/rewrite`). Code that exchanges, traces or
-refits gates then sees only modules. `GatesAsModules` is a block in which all gates of a model are modules.
+    def forward(self, x):                          def forward(self, x):
+        return self.fc2(F.gelu(self.fc1(x)))           return self.fc2(self.called[0](self.fc1(x)))
+
+1. `_Search` runs the model once. torch tells it of each call of one of torch's functions (`__torch_function__`).
+2. The values of the function on a grid of inputs tell whether it is a gate (`_gate_of`).
+3. The frames of Python tell in which method the call stands, or by which functions the method leads to it (`_locate`).
+4. `put_gates` of `networks/rewrite` gives the object the gates and methods that call them.
+5. The model runs again. It is refused if it gives other outputs, or still calls an activation (`calls_as_modules`).
+
+Code that exchanges, traces or refits gates then sees only modules. `GatesAsModules` is a block in which all gates of a
+model are modules.
 """
 
 import inspect
@@ -82,9 +90,9 @@ def calls_as_modules(model: nn.Module, inputs: Inputs, kinds: Collection[str] = 
     """A block in which the calls of activations of these kinds are modules `called.K` of the objects that call.
 
     A copy made inside keeps these modules for good; `model` has them no more after the block. Functions in attributes
-    must be modules already. A formula is found if it is a function, `def swish(x)`. The search finds only calls of
-    `_Search.run`. Raises ValueError where a call stands in no method or function whose source is known. Raises it also
-    where the model with these modules computes other values, or still calls activations.
+    must be modules already. A formula is found if it is a function, `def swish(x)`. Only what runs on these inputs is
+    found. Raises ValueError where a call stands in no method or function whose source is known. Raises it also where
+    the model with these modules computes other values, or still calls activations.
     """
     search = _Search(model, kinds)
     expected = search.run(inputs)

@@ -96,11 +96,12 @@ def function_called(function: FunctionType, number: int) -> FunctionType:
 
     Raises ValueError for all other calls: of methods, of variables, of what another call gives.
     """
-    held: Any = None
+    held, code = None, function.__code__
+    variables = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
     match source_of(function).calls[number].func:
-        case ast.Name(name):
+        case ast.Name(name) if name not in variables:
             held = function.__globals__.get(name)
-        case ast.Attribute(ast.Name(name), attribute):
+        case ast.Attribute(ast.Name(name), attribute) if name not in variables:
             held = inspect.getattr_static(function.__globals__.get(name), attribute, None)
     if not isinstance(held, FunctionType):
         raise ValueError("the source does not say which function runs")

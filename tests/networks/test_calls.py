@@ -558,6 +558,11 @@ class BoundInAList(Code):
         return self.out(self.steps[0](x))
 
 
+class OfAVariable(Code):
+    def forward(self, x, below=below):
+        return self.out(below("smooth", self.a(x), shift=0.5))
+
+
 class OfAParent(OnOneLine):
     def forward(self, x):
         return 2 * super().forward(x)
@@ -587,6 +592,7 @@ exec("class NoText(Code):\n    def forward(self, x):\n        return self.out(F.
             OfTheClass,
             r"calls activations where no module can take their place .*test_calls.py:\d+ \(OfTheClass.swish\)",
         ),
+        (OfAVariable, "the source does not say which function runs"),
         (OfAParent, r"calls activations where .*test_calls.py:\d+ \(OnOneLine.forward\)"),
         (BoundInAList, r"or goes on calling them .*test_calls.py:\d+ \(BoundInAList.hidden\)"),
     ],
