@@ -22,7 +22,7 @@ PACKAGE = ROOT / "hf_lgelu"
 
 AIR = 1.02  # so that a mend is no negotiation
 LIMITS = {  # limit, goal
-    "package: lines": (18_900, 19_000),
+    "package: lines": (19_000, 19_000),
     "package: modules": (100, 100),
     "package: classes": (119, 120),
     "refit: lines": (4_150, 4_800),
@@ -31,7 +31,7 @@ LIMITS = {  # limit, goal
     "package: public names": (31, 32),
     "convert_to_relu: parameters": (8, 10),
     "scripts: lines": (8_800, 9_000),
-    "tests: lines": (28_000, 28_000),
+    "tests: lines": (27_900, 28_000),
     "pages without api and changelog: words": (11_900, 12_000),
     "README: words": (1_190, 1_200),
 }
