@@ -22,7 +22,7 @@ PACKAGE = ROOT / "hf_lgelu"
 
 AIR = 1.02  # so that a mend is no negotiation
 LIMITS = {  # limit, goal
-    "package: lines": (19_000, 19_000),
+    "package: lines": (18_900, 19_000),
     "package: modules": (100, 100),
     "package: classes": (119, 120),
     "refit: lines": (4_150, 4_800),
