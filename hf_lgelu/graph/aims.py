@@ -87,7 +87,7 @@ class AimFinder:
     """The linear maps of a recording with their aims. Scales and offsets are those of the recorded `model`."""
 
     def __init__(self, recording: Recording, model: nn.Module) -> None:
-        self._recording = recording
+        self.recording = recording
         self._varying = recording.downstream(recording.inputs)  # the nodes that depend on the inputs
         self._constant = recording.constants(model)
         self._found: dict[Node, LinearMap] = {}
@@ -138,14 +138,14 @@ class AimFinder:
         while len(following := list(linear.aim.users)) == 1 and self._keeps_apart(linear, following[0]):
             linear.aim = following[0]
             linear.to_aim.append(linear.aim)
-        after_norm = None if linear.norm is None else self._recording.stored_value(linear.norm.args[2])
-        is_tied = operation.weight_name in self._recording.tied  # an embedding may use it, too
-        uses = 1 if is_tied else len(self._recording.parameter_users(operation.weight_name))
+        after_norm = None if linear.norm is None else self.recording.stored_value(linear.norm.args[2])
+        is_tied = operation.weight_name in self.recording.tied  # an embedding may use it, too
+        uses = 1 if is_tied else len(self.recording.parameter_users(operation.weight_name))
         for stored, gain in ((after_norm, linear.gain_after_norm), (operation.bias, linear.gain)):
             # A bias may have two names, as a language model's head has. In shared memory it is part of other tensors.
-            if stored is None or stored.name in self._recording.in_shared_memory:
+            if stored is None or stored.name in self.recording.in_shared_memory:
                 continue
-            if len(self._recording.parameter_users(stored.name)) == uses:
+            if len(self.recording.parameter_users(stored.name)) == uses:
                 linear.bias, linear.bias_gain = stored, gain  # rather its own than the norm's
         self._found[output] = linear
         return linear

@@ -97,14 +97,14 @@ def find_layers(recording: Recording, model: nn.Module, sites: Sequence[Activati
     order = {node: position for position, node in enumerate(recording.operations)}
     refused = cast(Refused, defaultdict(set))
     routed = _routed_nodes(recording)
-    reached, unread = _reached_maps(recording, sites, finder, refused)
+    reached, unread = _reached_maps(finder, sites, refused)
     maps: list[list[LinearMap]] = []  # the uses of each in a forward pass, in their order
     tied_maps: list[LinearMap] = []
     for node in sorted(reached, key=order.__getitem__):
         if any(node is use.operation.node for uses in maps for use in uses):
             continue
         operation = cast(AffineOperation, read_affine(node, recording))
-        reason, weight = _why_not(recording, finder, operation, routed), operation.weight_name
+        reason, weight = _why_not(finder, operation, routed), operation.weight_name
         uses = [] if reason else [finder.find(use) for use in _uses(recording, operation)]
         is_in_one_sum = len({use.aim for use in uses}) < len(uses)  # each use would correct the whole error
         if is_in_one_sum or not all(torch.equal(use.gain, uses[0].gain) for use in uses):
@@ -113,41 +113,41 @@ def find_layers(recording: Recording, model: nn.Module, sites: Sequence[Activati
             maps.append(uses)
             continue
         refused[weight, reason].update(reached[node])
-        if weight in recording.tied and not _is_decided(recording, finder, operation, routed):
+        if weight in recording.tied and not _is_decided(finder, operation, routed):
             tied_maps.append(finder.find(operation))
-    maps += [[reader] for reader in _readers(recording, finder, reached, routed)]
+    maps += [[reader] for reader in _readers(finder, reached, routed)]
     for linear in tied_maps:
         if linear.bias is not None and read_geometry(linear.operation) is not None:
             del reached[linear.operation.node]  # nothing makes up for the gates before: only the bias is refitted
             maps.append([linear])
 
-    fed_gates = find_fed_gates(recording, finder)
-    layers = [_layer_of(recording, finder, group, reached, fed_gates) for group in _solved_together(maps, reached)]
+    fed_gates = find_fed_gates(finder)
+    layers = [_layer_of(finder, group, reached, fed_gates) for group in _solved_together(maps, reached)]
     layers.sort(key=lambda layer: max(order[use[0].aim] for use in layer.uses))
     return Layers(layers, refused, unread, fed_gates)
 
 
 def _reached_maps(
-    recording: Recording, sites: Sequence[ActivationSite], finder: AimFinder, refused: Refused
+    finder: AimFinder, sites: Sequence[ActivationSite], refused: Refused
 ) -> tuple[dict[Node, set[int]], list[int]]:
     """({operation of a map: the gates before it}, the gates that no compared output depends on)."""
     # A map whose aim is after a sum can correct the drift of the sum's other term.
     correcting: dict[Node, list[Node]] = defaultdict(list)
-    for node in recording.operations:
-        operation = read_affine(node, recording)
+    for node in finder.recording.operations:
+        operation = read_affine(node, finder.recording)
         if operation is not None and operation.mixes:
             for later in finder.find(operation).to_aim:
                 correcting[later].append(node)
     reached: dict[Node, set[int]] = defaultdict(set)
     unread = []
     for index, site in enumerate(sites):
-        calls = recording.calls.get(index, [])
-        if not calls and index in recording.reached:
+        calls = finder.recording.calls.get(index, [])
+        if not calls and index in finder.recording.reached:
             unread.append(index)
         elif not calls:
             refused[site.name, "the inputs never reach this gate"].add(index)
         for call in calls:
-            for consumer in _consumers(recording, call, finder, correcting, refused, index, site.name):
+            for consumer in _consumers(finder, call, correcting, refused, index, site.name):
                 reached[consumer].add(index)
     return reached, unread
 
@@ -178,14 +178,13 @@ def _solved_together(
 
 
 def _layer_of(
-    recording: Recording,
     finder: AimFinder,
     group: Sequence[list[LinearMap]],
     reached: Mapping[Node, set[int]],
     fed_gates: Sequence["FedGate"],
 ) -> Layer:
     first, *further = group[0]  # a map with further uses is alone
-    written = recording.downstream(use.operation.node for use in group[0]) if further else ()
+    written = finder.recording.downstream(use.operation.node for use in group[0]) if further else ()
     path = () if further else _path_from_gate(first, finder)
     fed = next((fed for fed in fed_gates if path and fed.call is path[0]), None)
     if fed is not None and (fed.before.bias is None or fed.before.channel_axis != first.operation.channel_axis):
@@ -196,7 +195,7 @@ def _layer_of(
         feeds_itself=any(use.operation.data in written for use in further),
         depthwise_gate=fed,
         from_gate=path,
-        is_tied=first.operation.weight_name in recording.tied,
+        is_tied=first.operation.weight_name in finder.recording.tied,
     )
 
 
@@ -242,13 +241,7 @@ def _path_from_gate(consumer: LinearMap, finder: AimFinder) -> tuple[Node, ...]:
 
 
 def _consumers(
-    recording: Recording,
-    call: Node,
-    finder: AimFinder,
-    correcting: Mapping[Node, list[Node]],
-    refused: Refused,
-    site: int,
-    gate: str,
+    finder: AimFinder, call: Node, correcting: Mapping[Node, list[Node]], refused: Refused, site: int, gate: str
 ) -> Iterator[Node]:
     """The linear maps on the paths from a gate's output; a path without a map is noted in `refused`."""
     waiting, seen = [call], {call}
@@ -258,13 +251,13 @@ def _consumers(
             if user in seen:
                 continue
             seen.add(user)
-            operation = read_affine(user, recording)
+            operation = read_affine(user, finder.recording)
             if operation is not None and operation.mixes and operation.data is node:
                 yield user
             elif user.op == "output":
                 reason = "its output is the model's, and no linear map with weights comes after it (`outputs` chooses)"
                 refused[gate, reason].add(site)
-            elif (weight := _weight_of(recording, finder, user)) is not None:
+            elif (weight := _weight_of(finder, user)) is not None:
                 reason = f"{operation_name(user)} takes {weight} in a form that is no plain linear layer"
                 refused[weight, reason].add(site)
             elif operation_name(user) in ("add", "sub") and user in correcting and shape_of(user) == shape_of(node):
@@ -273,26 +266,24 @@ def _consumers(
                 waiting.append(user)
 
 
-def _readers(
-    recording: Recording, finder: AimFinder, after: Collection[Node], routed: Collection[Node]
-) -> Iterator[LinearMap]:
+def _readers(finder: AimFinder, after: Collection[Node], routed: Collection[Node]) -> Iterator[LinearMap]:
     """The linear maps that read the outputs of gated units, and of no gate directly.
 
     A gated unit is φ(g)·u, and ReLU(g) is near φ(g) - b with a constant b. The part b·u, which no ReLU carries, is
     linear in the block's input, and so partly linear in the inputs of later maps.
     """
-    calls = [call for site in recording.calls.values() for call in site]
+    calls = [call for site in finder.recording.calls.values() for call in site]
     products = [product for product in map(product_behind, calls) if product is not None]
-    for node in recording.downstream(products):
-        operation = read_affine(node, recording) if node not in after else None
-        if operation is None or not operation.mixes or _why_not(recording, finder, operation, routed):
+    for node in finder.recording.downstream(products):
+        operation = read_affine(node, finder.recording) if node not in after else None
+        if operation is None or not operation.mixes or _why_not(finder, operation, routed):
             continue
-        is_alone = len(recording.parameter_users(operation.weight_name)) == 1
+        is_alone = len(finder.recording.parameter_users(operation.weight_name)) == 1
         if is_alone and finder.find(operation).geometry.kind == "linear":
             yield finder.find(operation)
 
 
-def _weight_of(recording: Recording, finder: AimFinder, node: Node) -> str | None:
+def _weight_of(finder: AimFinder, node: Node) -> str | None:
     """The parameter that an operation which mixes channels takes, or a value computed from one (a mask); else None."""
     name = operation_name(node)
     # A library's own operation with weights (the experts of transformers) can compute anything.
@@ -302,24 +293,22 @@ def _weight_of(recording: Recording, finder: AimFinder, node: Node) -> str | Non
     sources = (list(views_back(operand))[-1] for operand in node.all_input_nodes)
     chosen = [source.args[0] for source in sources if operation_name(source) == "index"]  # each token's own expert
     fixed = [operand for operand in (*node.all_input_nodes, *chosen) if not finder.varies(operand)]
-    names = (recording.parameter(source) for operand in fixed for source in upstream(operand))
+    names = (finder.recording.parameter(source) for operand in fixed for source in upstream(operand))
     return max(sorted(filter(None, names)), key=lambda name: "weight" in name, default=None)
 
 
-def _why_not(
-    recording: Recording, finder: AimFinder, operation: AffineOperation, routed: Collection[Node]
-) -> str | None:
+def _why_not(finder: AimFinder, operation: AffineOperation, routed: Collection[Node]) -> str | None:
     """The reason why a map cannot be refitted, or None."""
-    weight, geometry, uses = operation.weight_name, read_geometry(operation), _uses(recording, operation)
-    if _is_decided(recording, finder, operation, routed):
+    weight, geometry, uses = operation.weight_name, read_geometry(operation), _uses(finder.recording, operation)
+    if _is_decided(finder, operation, routed):
         return (
             f"values after a gate decide what {weight} is multiplied with (tokens that are routed to experts, "
             "lengths; in float16 a look for infinities, so convert model.float() and save its half()): the student may "
             "decide otherwise"
         )
-    if weight in recording.tied:
+    if weight in finder.recording.tied:
         return f"{weight} is tied: several modules hold it or its memory"
-    takers = recording.parameter_users(weight)
+    takers = finder.recording.parameter_users(weight)
     own = (_made_of(operation.weight), _made_of(operation.bias), operation.output_axis, geometry)
     alike = [(_made_of(use.weight), _made_of(use.bias), use.output_axis, read_geometry(use)) == own for use in uses]
     if sum(alike) < len(takers):
@@ -329,10 +318,10 @@ def _why_not(
     return None
 
 
-def _is_decided(recording: Recording, finder: AimFinder, operation: AffineOperation, routed: Collection[Node]) -> bool:
+def _is_decided(finder: AimFinder, operation: AffineOperation, routed: Collection[Node]) -> bool:
     """Whether values after a gate decide what a map is given."""
-    aims = [finder.find(use).aim for use in _uses(recording, operation) if use.mixes]
-    return operation.node in routed or any(aim.meta.get("place", 0) > recording.decided_from for aim in aims)
+    aims = [finder.find(use).aim for use in _uses(finder.recording, operation) if use.mixes]
+    return operation.node in routed or any(aim.meta.get("place", 0) > finder.recording.decided_from for aim in aims)
 
 
 def _made_of(stored: StoredValue | None) -> Any:
@@ -382,17 +371,17 @@ class FedGate:
         return bool((self.factor == 1).all() and (self.offset == 0).all())
 
 
-def find_fed_gates(recording: Recording, finder: AimFinder) -> list[FedGate]:
+def find_fed_gates(finder: AimFinder) -> list[FedGate]:
     """The gates whose input is the output of an affine map with parameters of its own, by site."""
-    fed_gates, used_once = list[FedGate](), recording.are_used_once
-    for site, calls in sorted(recording.calls.items()):
-        before, between = _source_of(recording, finder, calls[0]) if len(calls) == 1 else (None, [])
+    fed_gates, used_once = list[FedGate](), finder.recording.are_used_once
+    for site, calls in sorted(finder.recording.calls.items()):
+        before, between = _source_of(finder, calls[0]) if len(calls) == 1 else (None, [])
         if before is None or not used_once(*before.parameters):
             continue
         moved = finder.between(before, between) if between else ()
         if moved is None:
             continue
-        other = _other_half(recording, calls[0])
+        other = _other_half(finder.recording, calls[0])
         # The weight must be that of a module that computes nothing else: hooks then see the values. A block that
         # multiplies by parameters of its own does not call them "weight".
         if not all(each is None or each.weight_name.rpartition(".")[2] == "weight" for each in (before, other)):
@@ -402,11 +391,11 @@ def find_fed_gates(recording: Recording, finder: AimFinder) -> list[FedGate]:
     return fed_gates
 
 
-def _source_of(recording: Recording, finder: AimFinder, call: Node) -> tuple[AffineOperation | None, list[Node]]:
+def _source_of(finder: AimFinder, call: Node) -> tuple[AffineOperation | None, list[Node]]:
     """(the affine map before a gate, the sums and products with constants between them, the last one first)."""
     node, user, between = call.args[0], call, list[Node]()
     while True:
-        before = affine_source(recording, node, user)
+        before = affine_source(finder.recording, node, user)
         if before is not None and before.weight is not None:
             return (None if between and before.bias is None else before), between
         data = finder.moved_by_constant(node)
