@@ -39,7 +39,7 @@ from hf_lgelu.models.config_keys import (
     without_guard,
 )
 from hf_lgelu.networks.elementwise import form_at
-from hf_lgelu.networks.rewrite import GATES_OF_CALLS, Call, chain_of, put_gates, recorded_calls
+from hf_lgelu.networks.rewrite import GATES_OF_CALLS, Call, calls_of, chain_of, put_gates
 from hf_lgelu.networks.sites import find_sites, is_activation, place, uncompiled_name
 
 RECORD_KEY = "lambda_gelu"
@@ -267,6 +267,15 @@ def rebuild_gates(model: PreTrainedModel, record: SiteRecord) -> None:
     for part in model.modules():  # in some models each part has a copy of the config
         if isinstance(part, PreTrainedModel) and getattr(part.config, RECORD_KEY, None) == record:
             setattr(part.config, RECORD_KEY, new)
+
+
+def recorded_calls(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """{name of a gate in the place of a call: the call in plain values}; `restore_calls` reads these."""
+    return {
+        f"{name}.{GATES_OF_CALLS}.{number}".removeprefix("."): call._asdict()
+        for name, module in model.named_modules()
+        for number, call in enumerate(calls_of(module))
+    }
 
 
 def restore_calls(model: nn.Module, recorded: Mapping[str, Mapping[str, Any]]) -> None:

@@ -110,26 +110,6 @@ def own_class(module: nn.Module) -> Any:
     return next(each for each in type(module).__mro__ if _CALLS_OF_CLASS not in vars(each))
 
 
-def recorded_calls(model: nn.Module) -> dict[str, dict[str, Any]]:
-    """{name of a gate in the place of a call: the call in plain values}, for a config."""
-    return {
-        f"{name}.{GATES_OF_CALLS}.{number}".removeprefix("."): call._asdict()
-        for name, module in model.named_modules()
-        for number, call in enumerate(calls_of(module))
-    }
-
-
-def lines_of_old_gates(model: nn.Module) -> list[str]:
-    """The places in the model's code that call an activation where another gate runs now: `Call.where` and function."""
-    lines = [
-        f"{call.where}: {call.function}"
-        for module in model.modules()
-        for number, call in enumerate(calls_of(module))
-        if module.get_submodule(f"{GATES_OF_CALLS}.{number}")._get_name() != call.function
-    ]
-    return list(dict.fromkeys(lines))
-
-
 def chain_of(cls: type, call: Call) -> list[FunctionType] | None:
     """The call chain of a call, from a method of the class on; None where sources or numbers have changed."""
 

@@ -9,7 +9,7 @@ from hf_lgelu.formats import counted, quoted, significant
 from hf_lgelu.models.config_keys import pretrained_roots, runtime_warnings
 from hf_lgelu.models.record import has_record, loads_elsewhere, saved_without_gates
 from hf_lgelu.networks.outputs import Outputs
-from hf_lgelu.networks.rewrite import lines_of_old_gates
+from hf_lgelu.networks.rewrite import GATES_OF_CALLS, calls_of
 from hf_lgelu.refit.config import ConversionConfig
 from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT, LEAST_SAMPLES_TO_HOLD_OUT
 from hf_lgelu.refit.refusals import WHERE_NOT_FINITE, ConversionRefusedError
@@ -190,7 +190,12 @@ def config_warnings(model: nn.Module, changes: Sequence[str]) -> Iterator[str]:
                 f"{elsewhere}"
             )
     yield from saved_without_gates(model)
-    lines = lines_of_old_gates(model)
+    lines = dict.fromkeys(
+        f"{call.where}: {call.function}"
+        for module in model.modules()
+        for number, call in enumerate(calls_of(module))
+        if module.get_submodule(f"{GATES_OF_CALLS}.{number}")._get_name() != call.function
+    )
     if lines:
         yield (
             f"the code still calls the old gates: {'; '.join(lines)}. This copy runs the new gates instead. Before you "
