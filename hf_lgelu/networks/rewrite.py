@@ -164,6 +164,7 @@ def _add_copy(body: dict[str, Any], name: str, held: Any, places: Sequence[_Plac
 
         F.gelu(self.up(x), approximate="tanh")  →  self.called[0](self.up(x))      the chain ends with this call
         mix(h, "silu")                          →  self._hf_lgelu_calls_forward_2(h, "silu")      it goes on
+        super().forward(x)                      →  self._hf_lgelu_calls_forward_2(x)      it goes on
         def mix(h, name):                       →  def mix(_owner, h, name):      a function that becomes a method
 
     The chains of the places begin with `held`, without its decorators. Each line stays where it was. The changed source
@@ -190,9 +191,9 @@ def _add_copy(body: dict[str, Any], name: str, held: Any, places: Sequence[_Plac
             (begin, end), (x_begin, x_end) = span(call), span(_argument(call))
             edits += [(begin, x_begin, f"{owner}.{GATES_OF_CALLS}[{ending.gate}]("), (x_end, end - 1, "")]
         else:
-            copied = f"{_CALLS_OF_CLASS}_{name}_{number}"
+            copied, is_parents = f"{_CALLS_OF_CLASS}_{name}_{number}", ast.unparse(call.func).startswith("super(")
             edits.append((*span(call.func), f"{owner}.{copied}"))
-            _add_copy(body, copied, function_called(function, number), below, is_method=False)
+            _add_copy(body, copied, function_called(function, number), below, is_method=is_parents)
     file = source.file
     for begin, end, text in sorted(edits, reverse=True):
         file = file[:begin] + text.encode() + b"\n" * file.count(b"\n", begin, end) + file[end:]

@@ -92,9 +92,10 @@ def number_of_call(function: FunctionType, frame: FrameType) -> int:
 
 
 def function_called(function: FunctionType, number: int) -> FunctionType:
-    """The function of a file that a call in another function names, `mix(h)` or `ops.mix(h)`, with its decorators.
+    """The function that a call in another function names, with its decorators.
 
-    Raises ValueError for all other calls: of methods, of variables, of what another call gives.
+    It is a function of a file, `mix(h)` or `ops.mix(h)`, or a parent's method, `super().forward(x)`. Raises ValueError
+    for all other calls: of methods, of variables, of what another call gives.
     """
     held, code = None, function.__code__
     variables = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
@@ -103,6 +104,10 @@ def function_called(function: FunctionType, number: int) -> FunctionType:
             held = function.__globals__.get(name)
         case ast.Attribute(ast.Name(name), attribute) if name not in variables:
             held = inspect.getattr_static(function.__globals__.get(name), attribute, None)
+        case ast.Attribute(ast.Call(ast.Name("super"), []), attribute) if "__class__" in code.co_freevars:
+            cell = (function.__closure__ or ())[code.co_freevars.index("__class__")]
+            parents = (vars(parent) for parent in content_of(cell).__mro__[1:])
+            held = next((parent[attribute] for parent in parents if attribute in parent), None)
     if not isinstance(held, FunctionType):
         raise ValueError("the source does not say which function runs")
     return held
