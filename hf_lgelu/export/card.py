@@ -48,6 +48,19 @@ MODULES_FILE = "modules.json"
 SENTENCE_SETTINGS = "config_sentence_transformers.json"
 """Where a checkpoint of sentence-transformers has the name of its class."""
 
+# The MLP is this package's own class, and its ReLU network loads without the package, too.
+_MLP_IN_TORCH = """\
+import torch
+from safetensors.torch import load_file
+
+weights = load_file("model.safetensors")
+modules = []
+for name in [*(f"layers.{i}.linear" for i in range(len(weights) // 2 - 1)), "classifier"]:
+    linear = torch.nn.Linear(*weights[f"{name}.weight"].T.shape)
+    linear.load_state_dict({part: weights[f"{name}.{part}"] for part in ("weight", "bias")})
+    modules += [linear, torch.nn.ReLU()]
+model = torch.nn.Sequential(*modules[:-1]).eval()"""
+
 # Classes that transformers' table does not have.
 _OTHER_TASKS = {
     _MLP_CLASS: "tabular-classification",
@@ -111,10 +124,10 @@ def sentence_class(settings: Path | None) -> str:
     return str(named.get("model_type", SENTENCE_CLASSES[0]))
 
 
-def loading_code(checkpoint: CheckpointFacts, where: str, *, is_plain: bool) -> dict[str, str]:
+def loading_code(checkpoint: CheckpointFacts, where: str, *, activation: str | None) -> dict[str, str]:
     """{"plain_code", "lgelu_code"}: Python that loads a checkpoint without this package, and with it; "" if none does.
 
-    `where` is a folder or Hub id. `is_plain` says that its config names gates that transformers has.
+    `where` is a folder or Hub id. `activation` is the name of its gates in transformers; None if it needs this package.
     """
     name, package = checkpoint.model_class, checkpoint.library.replace("-", "_")
     if name == ONNX_CLASS:
@@ -122,7 +135,9 @@ def loading_code(checkpoint: CheckpointFacts, where: str, *, is_plain: bool) -> 
     load = name if checkpoint.is_of_sentences else f"{name}.from_pretrained"
     without = f'from {package} import {name}\n\nmodel = {load}("{where}")'
     own = f'import hf_lgelu\nfrom {package} import {name}\n\nmodel = hf_lgelu.from_pretrained({name}, "{where}")'
-    return {"plain_code": without if is_plain and name != _MLP_CLASS else "", "lgelu_code": own}
+    if name == _MLP_CLASS:
+        without = _MLP_IN_TORCH if activation == "relu" else ""
+    return {"plain_code": without if activation else "", "lgelu_code": own}
 
 
 def own_name(source: str) -> str:
@@ -291,7 +306,7 @@ def fill_card(
     entries = {"license": license, "library_name": checkpoint.library, "pipeline_tag": checkpoint.task, "tags": [*tags]}
     # The Hub wants a name next to results.
     data = ModelCardData(**entries, **header, model_name=title if "eval_results" in header else None)
-    words = loading_code(checkpoint, repo_id or "FOLDER", is_plain=activation is not None) | words
+    words = loading_code(checkpoint, repo_id or "FOLDER", activation=activation) | words
     words |= {"license": license, "activation": activation, "title": plain(title)}
     words["model_class"] = checkpoint.model_class
     tools = {function.__name__: function for function in (plain, code, score, percent, quoted, significant)}

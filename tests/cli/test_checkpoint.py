@@ -254,7 +254,7 @@ def test_gates_that_no_key_says_come_back_in_the_whole_and_in_the_command(senten
     again = from_pretrained(kind, str(tmp_path / "soft"), device="cpu")
     assert (again.encode("the cat") == whole.encode("the cat")).all()
     assert hardness_profile(read_checkpoint(str(tmp_path / "soft")).model) == hardness_profile(whole[0].auto_model)
-    code = loading_code(CheckpointFacts(kind.__name__), "soft", is_plain=False)["lgelu_code"]
+    code = loading_code(CheckpointFacts(kind.__name__), "soft", activation=None)["lgelu_code"]
     assert f'hf_lgelu.from_pretrained({kind.__name__}, "soft")' in code
     with pytest.raises(RuntimeError, match=r"hf_lgelu\.from_pretrained"):
         kind(str(tmp_path / "soft"), device="cpu")
