@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from hf_lgelu.networks.masks import MASKS, counted_rows
+from hf_lgelu.networks.masks import MASKS, counted_rows, is_of_sound
 from hf_lgelu.networks.outputs import IGNORED_LABEL, named_tensors
 from hf_lgelu.networks.run import NOT_TAKEN, in_words, require_plain, require_taken, run_example
 
@@ -35,7 +35,8 @@ _CONSTANTS = (bool, int, float, str, type(None))
 _PAIR, _POSITIONS, _ARGUMENT = "(inputs, labels)", "positional arguments", "one argument"
 _WHAT_TO_PASS = (
     "Pass tensors with an entry a sample, a mapping of them, a dataset, a DataLoader or an iterable of batches. A "
-    "tokenizer or image processor makes tensors by return_tensors='pt', data_collator makes a batch of a list of items"
+    "tokenizer or image processor makes tensors by return_tensors='pt', data_collator makes a batch of a list of items; "
+    "of an object, such as a graph, pass the tensors, to a module that makes the object of them"
 )
 
 
@@ -111,6 +112,25 @@ class Batch:
                 counted = mask.ne(0).to(torch.uint8)
                 found[name] = torch.stack([counted.argmax(1), width - counted.flip(1).argmax(1)])
         return found
+
+    @property
+    def padded_in_front(self) -> frozenset[str]:
+        """The names of the sequences of which a row begins with padding and ends without."""
+        found = ((name, self.mask_of(name)) for name in self.spans)
+        masks = {name: mask for name, mask in found if mask is not None}
+        return frozenset(name for name, mask in masks.items() if ((mask[:, :1] == 0) & (mask[:, -1:] != 0)).any())
+
+    def row_counts(self, frames: Callable[[Tensor], Tensor] | None = None) -> list[int]:
+        """The rows of each sample: tokens of a sequence, `frames` (or steps) of a sound, 1 for any other sample."""
+        if self.is_sample:
+            return [1]
+        mask, tokens = self.tensors.get("attention_mask"), self.tensors.get("input_ids")
+        if mask is not None and mask.ndim == 2:
+            counts = mask.count_nonzero(1)
+            if is_of_sound(mask, self.tensors):
+                counts = counts if frames is None else frames(counts).clamp(min=0)
+            return counts.tolist()
+        return [1 if tokens is None else tokens[0].numel()] * len(self)
 
     def at_once(self, *, is_cropped: bool = False) -> int:
         """The number of samples that run together by default; `is_cropped` leaves out the padding in the batch."""

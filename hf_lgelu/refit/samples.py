@@ -5,7 +5,7 @@ A digest of its content identifies a sample. Samples are sorted by digest, so th
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -17,7 +17,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from hf_lgelu.comparing.comparison import OutputComparison
 from hf_lgelu.networks.batches import LABELS, TRIED, Batch, nothing_given, sample_keys
-from hf_lgelu.networks.masks import frames_of_sound, is_of_sound, pad_tokens
+from hf_lgelu.networks.masks import frames_of_sound, pad_tokens
 from hf_lgelu.networks.outputs import IGNORED_LABEL, OutputReader, is_causal
 from hf_lgelu.networks.run import NOT_TAKEN, evaluation_mode, same_randomness, structure_restored
 from hf_lgelu.processes import each_has
@@ -167,7 +167,7 @@ def read_samples(batches: Iterable[Batch], *, model: nn.Module | None = None) ->
     places: dict[bytes, tuple[int, int]] = {}
     rows: dict[bytes, int] = {}
     for number, batch in enumerate(batches):
-        for row, (key, count) in enumerate(zip(sample_keys(batch), _row_counts(batch, frames), strict=True)):
+        for row, (key, count) in enumerate(zip(sample_keys(batch), batch.row_counts(frames), strict=True)):
             if count and key not in places:
                 places[key], rows[key] = (number, row), count
     keys = sorted(places)
@@ -185,14 +185,8 @@ def read_samples(batches: Iterable[Batch], *, model: nn.Module | None = None) ->
         places=[places[key] for key in keys],
         given=sum(map(len, batches)),
         fill={LABELS: IGNORED_LABEL} | ({} if model is None else pad_tokens(model)),
-        left=frozenset(name for batch in batches for name in batch.spans if _is_padded_in_front(batch, name)),
+        left=frozenset(name for batch in batches for name in batch.padded_in_front),
     )
-
-
-def _is_padded_in_front(batch: Batch, name: str) -> bool:
-    """Whether a row of the sequence begins with padding and ends without."""
-    mask = batch.mask_of(name)
-    return mask is not None and bool(((mask[:, :1] == 0) & (mask[:, -1:] != 0)).any())
 
 
 def _alike(batches: Iterable[Batch]) -> list[Batch]:
@@ -210,19 +204,6 @@ def _shapes(batch: Batch) -> tuple[Any, ...]:
     """The shapes of a sample's tensors that are not padded."""
     tensors = sorted(batch.with_labels.items())
     return tuple(None if name in batch.spans else value.shape[1:] for name, value in tensors)
-
-
-def _row_counts(batch: Batch, frames: Callable[[Tensor], Tensor] | None) -> list[int]:
-    """The rows of each sample: tokens of a sequence, `frames` (or steps) of a sound, 1 for any other sample."""
-    if batch.is_sample:
-        return [1]
-    mask, tokens = batch.tensors.get("attention_mask"), batch.tensors.get("input_ids")
-    if mask is not None and mask.ndim == 2:
-        counts = mask.count_nonzero(1)
-        if is_of_sound(mask, batch.tensors):
-            counts = counts if frames is None else frames(counts).clamp(min=0)
-        return counts.tolist()
-    return [1 if tokens is None else tokens[0].numel()] * len(batch)
 
 
 def choose_padding(samples: Samples, read: OutputReader) -> Samples:
