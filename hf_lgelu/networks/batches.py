@@ -35,8 +35,8 @@ _CONSTANTS = (bool, int, float, str, type(None))
 _PAIR, _POSITIONS, _ARGUMENT = "(inputs, labels)", "positional arguments", "one argument"
 _WHAT_TO_PASS = (
     "Pass tensors with an entry a sample, a mapping of them, a dataset, a DataLoader or an iterable of batches. A "
-    "tokenizer or image processor makes tensors by return_tensors='pt', data_collator makes a batch of a list of items; "
-    "of an object, such as a graph, pass the tensors, to a module that makes the object of them"
+    "tokenizer or image processor makes tensors by return_tensors='pt', data_collator makes a batch of a list of "
+    "items. An object, such as a graph, is passed as its tensors, to a module that makes the object of them"
 )
 
 
