@@ -23,6 +23,7 @@ from hf_lgelu.refit.report import (
 
 _ENOUGH_TO_SPLIT = 2 * 8 * LEAST_SAMPLES_TO_HOLD_OUT
 _ENOUGH_SAME_NEIGHBOURS = 0.9  # share of embeddings; below it a search finds other neighbours too often
+_NOTHING = 1e-15  # a KL or a relative error that rounding alone makes: no other network is nearer
 _ENOUGH_PREDICTIONS = 16  # with fewer, one changed prediction moves the agreement by over six points
 
 
@@ -58,7 +59,7 @@ def _why_not_nearer(evaluation: Evaluation, advice: str) -> str | None:
         return f"the outputs are not finite: {WHERE_NOT_FINITE}"
     # Lists compare by their first difference. An output that no map comes before is as far as the swap's: then the next
     # farthest decides.
-    if refitted.by_output < direct.by_output or refitted.value == 0:
+    if refitted.by_output < direct.by_output or refitted.value < _NOTHING:
         return None
     return (
         f"the converted network is no nearer to the original ({refitted.in_words}) than the plain swap "

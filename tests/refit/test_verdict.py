@@ -1,6 +1,7 @@
 """What a conversion says of outputs, labels and parts of a model that are not what they look like."""
 
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -49,6 +50,16 @@ def test_strict_names_the_set_that_is_farthest():
         require_good(replace(REPORT, held_out=far, evaluation=near), nn.Identity(), strict)
     with pytest.raises(ConversionRefusedError, match="`strict` wants a measured distance"):
         require_good(replace(REPORT, held_out=None, evaluation=None), nn.Identity(), strict)
+
+
+def test_a_distance_that_is_rounding_is_not_refused():
+    """As of a network whose scores lie hundreds apart."""
+    for kl, is_refused in ((1.7e-122, False), (1.7e-12, True)):
+        found = replace(
+            HELD_OUT, refitted=replace(HELD_OUT.refitted, kl=kl), direct=replace(HELD_OUT.direct, kl=kl / 9)
+        )
+        with pytest.raises(ConversionRefusedError, match="no nearer") if is_refused else nullcontext():
+            require_good(replace(REPORT, held_out=found, evaluation=None), nn.Identity(), ConversionConfig())
 
 
 class Maps(nn.Module):
