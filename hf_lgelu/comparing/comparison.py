@@ -31,7 +31,7 @@ from hf_lgelu.networks.outputs import (
 from hf_lgelu.networks.run import Inputs, forward_hooks
 from hf_lgelu.processes import each_has
 
-_SCORES_AT_ONCE = 2**26  # values of the outputs, 256 MiB; a comparison or a loss holds several copies of these
+_VALUES_AT_ONCE = 2**26  # values of the outputs, 256 MiB; a comparison or a loss holds several copies of these
 _VARIES = 1e-9  # least variance, as a share of the mean square, of an output that is not constant up to rounding
 _NUMBERS_AT_ONCE = 2**21  # compared in float64
 _TIE = 1e-7  # of cosines: rounding may part equally near samples by this much
@@ -94,23 +94,23 @@ def compare_models(model: nn.Module, other: nn.Module, inputs: Inputs) -> Distan
 class NetComparison:
     """The distance of a network from the original in each output that counts, and its sums of labels, over batches.
 
-    A detector's distance is a sum over all places of a picture, divided by the sum of the original's certainties:
+    A detector's distance is a sum over all places (queries of DETR, cells of YOLO) of all pictures:
 
-        Σ KL(scores) + 4 · Σ certainty · ‖box − original's box‖² / variance of the original's boxes
+        (Σ KL(scores) + 4 · Σ certainty · ‖box − original's box‖² / variance of the original's boxes) / Σ certainty
 
-    The variance is the sum of those of a box's columns. A certain box whose squared error is this variance counts 4, 1
-    for each side. The sum of certainties is at least 1. An empty place has nearly equal scores in both networks, so it
-    adds little to the first sum, and nothing to the second.
+    The certainty is the original's (`Outputs.certainty`), and the sum of certainties is at least 1. The variance is the
+    sum of those of a box's columns. A certain box whose squared error is this variance counts 4, 1 for each side. An
+    empty place has nearly equal scores in both networks, so it adds little to the first sum, and nothing to the second.
     """
 
     def __init__(self) -> None:
         self.label_sums = Counter[str]()  # the sums of `label_sums_of`
         self._outputs: dict[str, OutputComparison] = {}
-        # Of a detector: the sum of certainties, and the two sums over the places of each sample. All places are summed
-        # up, also those of padding: there the original is certain that nothing is.
+        # Of a detector: the sum of all certainties, and of each sample the two sums over its places. All places count,
+        # also those of padding: there the original is certain that nothing is.
         self._certainty = 0.0
-        self._kls_of_places: list[float] = []
-        self._errors_of_boxes: list[float] = []
+        self._kls_of_samples: list[float] = []
+        self._errors_of_samples: list[float] = []
 
     def add(self, batch: Batch, original: Outputs, student: Outputs, is_causal: bool = False) -> None:
         """Add the outputs of both networks for one batch.
@@ -131,26 +131,26 @@ class NetComparison:
             if number == 0 and counted is not None and not counted.any():
                 return  # a batch of nothing but padding
             parts = (original.scores(name, value), original.scores(name, student.tensors[name]), counted, certainty)
-            wanted, given, counted, sure = (
+            wanted, given, counted, certainties = (
                 part[None] if batch.is_sample and part is not None else part for part in parts
             )
-            if sure is not None and name in (SCORES, BOXES):
-                self._add_places(name, wanted, given, sure, by_softmax=original.has_classes(SCORES))
+            if certainties is not None and name in (SCORES, BOXES):
+                self._add_places(name, wanted, given, certainties, by_softmax=original.has_classes(SCORES))
             self._outputs.setdefault(name, OutputComparison()).add(wanted, given, counted, kind=original.kinds[name])
         self.label_sums.update(label_sums_of(student, batch, is_causal))
 
     def _add_places(self, name: str, original: Tensor, student: Tensor, certainty: Tensor, *, by_softmax: bool) -> None:
-        """Add a detector's scores, or its boxes, of each sample: all of (samples, places, columns)."""
+        """Add a detector's scores, or its boxes, (samples, places, columns); `certainty` is (samples, places)."""
         if name == SCORES and not by_softmax:
             original, student = as_of_softmax(original), as_of_softmax(student)
         for sample in zip(original, student, certainty, strict=True):  # scores of all places in float64 are large
-            wanted, given, sure = (part.to("cpu", torch.float64) for part in sample)
+            wanted, given, certainties = (part.to("cpu", torch.float64) for part in sample)
             if name == SCORES:
-                self._certainty += sure.sum().item()
-                self._kls_of_places.append(kl_terms(wanted, given).sum().item())
+                self._certainty += certainties.sum().item()
+                self._kls_of_samples.append(kl_terms(wanted, given).sum().item())
             else:
                 squares = difference(given, wanted).square().sum(-1)
-                self._errors_of_boxes.append((sure * squares).sum().item())
+                self._errors_of_samples.append((certainties * squares).sum().item())
 
     def merge(self, other: "NetComparison") -> None:
         """Add the comparison of another process."""
@@ -158,8 +158,8 @@ class NetComparison:
         self._certainty += other._certainty
         for name, change in other._outputs.items():
             self._outputs.setdefault(name, OutputComparison()).merge(change)
-        self._kls_of_places += other._kls_of_places
-        self._errors_of_boxes += other._errors_of_boxes
+        self._kls_of_samples += other._kls_of_samples
+        self._errors_of_samples += other._errors_of_samples
 
     @property
     def rows(self) -> int:
@@ -170,20 +170,20 @@ class NetComparison:
     def gaps(self) -> tuple[float, ...]:
         """Each sample's part of the distance."""
         farthest = self.distance
-        return self._gaps_of_places() if farthest.detection is not None else self._outputs[farthest.output].gaps
+        return self._gaps_of_detector() if farthest.detection is not None else self._outputs[farthest.output].gaps
 
-    def _gaps_of_places(self) -> tuple[float, ...]:
+    def _gaps_of_detector(self) -> tuple[float, ...]:
         """Each sample's part of a detector's distance."""
         certainty, variance = max(1.0, self._certainty), self._outputs[BOXES].variance or 1.0
-        pairs = zip(self._kls_of_places, self._errors_of_boxes, strict=True)
+        pairs = zip(self._kls_of_samples, self._errors_of_samples, strict=True)
         return tuple((kl + SIDES * error / variance) / certainty for kl, error in pairs)
 
     @property
     def distance(self) -> Distance:
         """The numbers that are reported about the network, of the output that is farthest from the original."""
-        distances = {name: comparison.distance(name) for name, comparison in self._outputs.items()}
-        if self._errors_of_boxes:
-            distances[SCORES] = replace(distances[SCORES], detection=sum(self._gaps_of_places()))
+        distances = {name: comparison.record(name) for name, comparison in self._outputs.items()}
+        if self._errors_of_samples:
+            distances[SCORES] = replace(distances[SCORES], detection=sum(self._gaps_of_detector()))
         farthest = max(deciding(distances), key=lambda distance: distance.value)
         return replace(farthest, metrics=metrics_of(self.label_sums), outputs=distances if len(distances) > 1 else {})
 
@@ -193,7 +193,7 @@ def samples_at_once(reader: OutputReader, batch: Batch) -> int:
     """The number of samples like these whose outputs are in memory at once: a large vocabulary needs much memory."""
     few = batch[:TRIED]
     scores = sum(value.numel() for value in reader(few.inputs).tensors.values())
-    return max(1, _SCORES_AT_ONCE * len(few) // max(1, scores))
+    return max(1, _VALUES_AT_ONCE * len(few) // max(1, scores))
 
 
 def label_sums_of(network: Outputs, batch: Batch, is_causal: bool) -> Counter[str]:
@@ -313,7 +313,7 @@ class OutputComparison:
         return self
 
     def merge(self, other: "OutputComparison") -> None:
-        """Add the sums of another comparison: of the same networks in another process, or of another output."""
+        """Add the sums of the comparison of another process."""
         for sums in ("rows", "_unchanged", "_rows_of_scores", "_squares", "_kls", "_errors", "_cosines", "_vectors"):
             setattr(self, sums, getattr(self, sums) + getattr(other, sums))
         self.largest_change = float(np.maximum(self.largest_change, other.largest_change))  # with NaN, not as max
@@ -330,8 +330,8 @@ class OutputComparison:
         """The share of predictions whose largest score stays where it is; None without scores of classes."""
         return self._unchanged / self.rows if self._are_scores else None
 
-    def distance(self, output: str = "") -> Distance:
-        """The distance as a record of the output of this name."""
+    def record(self, output: str = "") -> Distance:
+        """The distance of the output of this name."""
         return Distance(
             output,
             self.rows,

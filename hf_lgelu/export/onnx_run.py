@@ -90,7 +90,7 @@ def require_parity(
         if array.shape != wanted.shape:
             raise RuntimeError(f"onnxruntime gives {name} of shape {array.shape} {where}, torch {tuple(wanted.shape)}")
         first, second = (classes_last(values.detach().cpu()) for values in (wanted, torch.from_numpy(array)))
-        distance = OutputComparison().add(first, second, counted_rows(inputs, first, name)).distance(name)
+        distance = OutputComparison().add(first, second, counted_rows(inputs, first, name)).record(name)
         here, size = distance.largest_change, distance.largest_output
         if not here <= tolerance * max(1.0, size):  # also where it is NaN
             raise RuntimeError(

@@ -206,7 +206,7 @@ def _compare(model: OnnxModel, other: OnnxModel, batches: list[dict[str, np.ndar
                 kind: Kind = "embeddings" if are_embeddings(model, name, first) else "values"
                 counted = counted_rows(inputs, first, name)
                 found.setdefault(name, OutputComparison()).add(first, second, counted, kind=kind)
-    distances = [comparison.distance(name) for name, comparison in found.items() if comparison.rows]
+    distances = [comparison.record(name) for name, comparison in found.items() if comparison.rows]
     if not distances:
         raise ValueError("the graph gives no floating-point output on the calibration rows")
     return max(distances, key=lambda distance: distance.value)

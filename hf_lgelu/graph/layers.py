@@ -40,6 +40,9 @@ _MIXERS = frozenset(
 _CHOICES = frozenset(("index", "index_select", "gather", "take_along_dim"))
 _INTO_PLACES = ("index_add", "index_put", "index_copy", "index_reduce", "scatter", "masked_scatter")
 
+NEVER_REACHED = "the inputs never reach this gate"
+"""The reason against a refit of what follows a gate that did not run."""
+
 Refused = dict[tuple[str, str], set[int]]
 """{(name, reason): gates before it} of each map, or end of a path, that cannot be refitted."""
 
@@ -49,11 +52,11 @@ class Layer:
     """The maps that feed one sum and are solved together (most often a single map), and the gates before them.
 
     The maps may have several uses in a forward pass (one layer for all depths, a head for several sizes): the rows of
-    all uses are one least-squares problem. A depthwise map mixes no channels, so the kinks of its gate are chosen with
-    its weights.
+    all uses are one least-squares problem. A depthwise map mixes no channels, so each channel is judged alone, and the
+    kinks of its gate are chosen with its weights.
     """
 
-    sites: tuple[int, ...]  # the gates; none: the maps read gated units (`_readers`), or are tied
+    sites: tuple[int, ...]  # the gates; none: the maps are downstream of gated units (`_readers`), or are tied
     uses: tuple[tuple[LinearMap, ...], ...]
     feeds_itself: bool  # whether one use reads the output of another
     depthwise_gate: "FedGate | None"  # the gate of a depthwise map, where nothing else takes its output
@@ -145,7 +148,7 @@ def _reached_maps(
         if not calls and index in finder.recording.reached:
             unread.append(index)
         elif not calls:
-            refused[site.name, "the inputs never reach this gate"].add(index)
+            refused[site.name, NEVER_REACHED].add(index)
         for call in calls:
             for consumer in _consumers(finder, call, correcting, refused, index, site.name):
                 reached[consumer].add(index)
@@ -267,7 +270,7 @@ def _consumers(
 
 
 def _readers(finder: AimFinder, after: Collection[Node], routed: Collection[Node]) -> Iterator[LinearMap]:
-    """The linear maps that read the outputs of gated units, and of no gate directly.
+    """The linear maps downstream of a gated unit that are not the first ones after a gate: q, k, v, o, gate, up.
 
     A gated unit is φ(g)·u, and ReLU(g) is near φ(g) - b with a constant b. The part b·u, which no ReLU carries, is
     linear in the block's input, and so partly linear in the inputs of later maps.

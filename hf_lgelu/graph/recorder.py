@@ -57,6 +57,15 @@ _DRAWN = (*_DRAWN_FROM_VALUES, "rand", "uniform", "exponential", "geometric", "c
 _TO_PYTHON = (Tensor.tolist, Tensor.numpy, Tensor.__array__)
 
 
+def _is_sized_by_values(func: Any, args: Any) -> bool:
+    """Whether values decide the size of an operation's result: of `nonzero`, of an index by a mask."""
+    if torch.Tag.dynamic_output_shape not in getattr(func, "tags", ()):
+        return False
+    if func.overloadpacket is not aten.index:
+        return True
+    return any(each is not None and each.dtype in (torch.bool, torch.uint8) for each in args[1])
+
+
 @dataclass(eq=False)
 class _Known:
     """The node of a live tensor. A view also has the tensor that it views and the nodes that made it."""
@@ -89,6 +98,7 @@ class Recorder(TorchDispatchMode):
         self.reached: set[int] = set()
         self._sites = sites
         self._reads: list[tuple[Node, int]] = []  # of values by Python, and the number of operations before
+        self._deciding: list[Node] = []  # values that decide the size of another value
         self._count = 0
         self._known: dict[int, _Known] = {}
         self._writes: Counter[int] = Counter()  # by address of the memory
@@ -108,7 +118,8 @@ class Recorder(TorchDispatchMode):
     def output(self, tensors: Sequence[Tensor]) -> None:
         """End the graph with these outputs, without operations that no output needs.
 
-        A read of values that the inputs decide makes the recording one of only this batch (`belongs_to_batch`). What
+        A read of values that the inputs decide, or a size that values decide (`nonzero`), makes the recording one of
+        only this batch (`belongs_to_batch`): Python may branch on it. What
         runs after a read of values after a gate (`decided_from`, a place in the recording) may not run in a student.
         """
         self.graph.output([self.node(tensor) for tensor in tensors])
@@ -117,7 +128,8 @@ class Recorder(TorchDispatchMode):
             for found in (varying, after_gate):
                 if is_site(node) or any(operand in found for operand in node.all_input_nodes):
                     found.add(node)
-        self.belongs_to_batch = any(node in varying for node, _ in self._reads)
+        deciding = (*self._deciding, *(node for node, _ in self._reads))
+        self.belongs_to_batch = any(node in varying for node in deciding)
         self.decided_from = min((place for node, place in self._reads if node in after_gate), default=math.inf)
         for node in reversed(self.graph.nodes):
             if node.op != "output" and not node.users and node not in self.stored and node not in self.inputs:
@@ -149,6 +161,8 @@ class Recorder(TorchDispatchMode):
             nodes, named = pytree.tree_map_only(Tensor, self.node, (args, kwargs))
             output = func(*args, **kwargs)
             made = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
+            if given and _is_sized_by_values(func, args):
+                self._deciding.extend(map(self.node, given))
             if not made:
                 if given:
                     self.read(given[0])

@@ -16,7 +16,7 @@ from transformers.activations import ACT2FN
 
 from hf_lgelu.models.copies import independent_copy
 from hf_lgelu.networks.calls import CALLED_KINDS
-from hf_lgelu.networks.elementwise import FunctionModule, elementwise_values, form_of
+from hf_lgelu.networks.elementwise import FunctionModule, elementwise_values, form_of_values
 
 _FORMULAS = ("gelu", "silu", "mish", "hardswish")
 _MOST_NODES = 16  # of one formula
@@ -61,7 +61,7 @@ def _gates(module: GraphModule, kinds: Collection[str]) -> Iterator[tuple[Node, 
             is_call = latest is end and end.op == "call_function" and len(end.all_input_nodes) == 1
             if len(reads) == 1 and (is_formula or is_call):
                 (source,) = reads
-                form = form_of(elementwise_values(_function(module, inside, source, end)))
+                form = form_of_values(elementwise_values(_function(module, inside, source, end)))
                 if form is not None and form.kind in kinds and (form.kind in _FORMULAS or not is_formula):
                     options = {name: value for name, value in end.kwargs.items() if name not in ("input", "inplace")}
                     gate = ACT2FN[form.name] if is_formula else FunctionModule(end.target, end.args[1:], options)

@@ -38,7 +38,7 @@ from hf_lgelu.models.config_keys import (
     value_at,
     without_guard,
 )
-from hf_lgelu.networks.elementwise import form_at
+from hf_lgelu.networks.elementwise import form_of_activation
 from hf_lgelu.networks.rewrite import GATES_OF_CALLS, Call, calls_of, chain_of, put_gates
 from hf_lgelu.networks.sites import find_sites, is_activation, place, uncompiled_name
 
@@ -164,7 +164,7 @@ def _name_of(module: nn.Module) -> str:
     x = torch.linspace(-8, 8, 129)
     # Several classes compute the same function, but only the module's own class gives the same bits.
     own = [name for name in ACT2CLS if name not in GATE_MODULES and ACT2CLS[name] is type(module)]
-    form = form_at(module)
+    form = form_of_activation(module)
     for name in (*own, *([form.name] if form is not None and form.name in ACT2FN else [])):
         if torch.allclose(ACT2FN[name](x), module(x.clone()), rtol=0, atol=1e-6):
             return name

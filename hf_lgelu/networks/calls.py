@@ -28,7 +28,7 @@ from torch.utils import _pytree as pytree
 from transformers import PreTrainedModel
 
 from hf_lgelu.activation.module import LambdaGate
-from hf_lgelu.networks.elementwise import CONVERTED_KINDS, FunctionModule, form_at, values_at
+from hf_lgelu.networks.elementwise import CONVERTED_KINDS, FunctionModule, form_of_activation, values_of_activation
 from hf_lgelu.networks.outputs import OutputReader, agree, outputs_of
 from hf_lgelu.networks.rewrite import Call, calls_of, put_gates
 from hf_lgelu.networks.run import NOT_TAKEN, Inputs, evaluation_mode, placed, plain_evaluation
@@ -40,9 +40,9 @@ from hf_lgelu.networks.source import (
     frames_inside,
     function_called,
     functions_in,
+    innermost_run,
     line_of,
     number_of_call,
-    running,
 )
 
 CALLED_KINDS = tuple(kind for kind in CONVERTED_KINDS if kind not in ("softplus", "other"))
@@ -109,7 +109,8 @@ def calls_as_modules(model: nn.Module, inputs: Inputs, kinds: Collection[str] = 
         with suppress(*NOT_TAKEN):
             is_same = not search.found or agree(expected, again.run(inputs))
         if not is_same or again.found or again.refused:
-            lines = [*(call.where for gates in search.found.values() for call in gates), *again.refused]
+            calls = (call for found in (search.found, again.found) for gates in found.values() for call in gates)
+            lines = [*(call.where for call in calls), *again.refused]
             raise ValueError(
                 f"{type(model).__name__} gives other outputs where its activations are modules and not calls, or goes "
                 f"on calling them ({'; '.join(dict.fromkeys(lines))}); {advice}"
@@ -148,20 +149,23 @@ class _Search(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
         module, frames = frames_inside(self._modules)
+        frames = frames[1:]  # without this method's own frame; none where a forward is a function of torch itself
         # A module that computes an activation is a gate already.
-        if not isinstance(module, LambdaGate) and values_at(module) is None:
-            frames = frames[1:]  # without this method's own frame
+        if frames and not isinstance(module, LambdaGate) and values_of_activation(module) is None:
             is_own = [not str(frame.f_globals.get("__name__")).startswith(LIBRARIES) for frame in frames]
             innermost = is_own.index(True) if True in is_own else len(frames) - 1
             # The call of torch, and modules around it that a library has built for one call: `ACT2FN["gelu_new"](x)`.
             runs = [frame.f_locals for frame in frames[:innermost] if frame.f_code is RUN_OF_A_MODULE]
-            computed = [(func, args, kwargs or {}), *((run["self"], run["args"], run["kwargs"]) for run in runs)]
-            gates = (self._gate_of(*each, shape=getattr(output, "shape", None)) for each in computed)
+            calls = [(func, args, kwargs or {}), *((run["self"], run["args"], run["kwargs"]) for run in runs)]
+            gates = (self._gate_of(*each, shape=getattr(output, "shape", None)) for each in calls)
             self._locate(next(filter(None, gates), None), frames, innermost)
         return output
 
     def _gate_of(self, function: Any, args: Any, named: Mapping[str, Any], shape: Any = None) -> nn.Module | None:
-        """The module that computes the same as a call, if it is a gate; None for others, and for another `shape`."""
+        """The module that computes the same as a call, if it is a gate whose output has the `shape`; else None.
+
+        A call in place, `F.elu_(x)`, and one that takes other tensors (a PReLU's weight) are no gates here.
+        """
         rest = {name: value for name, value in named.items() if name != "inplace"}
         x = args[0] if args else rest.pop("input" if "input" in rest else next(iter(rest), ""), None)
         if not isinstance(x, Tensor) or not x.is_floating_point() or isinstance(x, nn.Parameter):  # it is a scale
@@ -169,7 +173,7 @@ class _Search(TorchFunctionMode):
         gate = function if isinstance(function, nn.Module) else FunctionModule(function, args[1:], rest)
         if gate._get_name().endswith("_") or any(map(torch.is_tensor, pytree.tree_leaves(vars(gate)))):
             return None
-        form = form_at(gate) if shape is None or shape == x.shape else None
+        form = form_of_activation(gate) if shape is None or shape == x.shape else None
         return gate if form is not None and form.kind in self._kinds else None
 
     def _locate(self, torch_gate: nn.Module | None, frames: Sequence[FrameType], innermost: int) -> None:
@@ -190,28 +194,43 @@ class _Search(TorchFunctionMode):
                 self.refused.append(where)
             return
         owner, method, at = place
-        chain, numbers, gate = [method], list[int](), torch_gate
         try:
-            while at > innermost:
-                numbers.append(number_of_call(chain[-1], frames[at]))
-                function, below = running(function_called(chain[-1], numbers[-1]), frames[:at])
-                whole = self._gate_in_progress(function, frames[below])
-                if whole is not None:
-                    gate = whole
-                    break
-                chain.append(function)
-                at = below
-            else:
-                if gate is None:
-                    return
-                numbers.append(number_of_call(chain[-1], frames[at]))
-            digest, line = digest_of(chain, numbers), line_of(frames[at])
-            call = Call(method.__code__.co_name, tuple(numbers), digest, line, gate._get_name())
+            way = self._way_down(method, at, innermost, frames, torch_gate)
+            if way is None:
+                return
+            chain, numbers, gate, line = way
+            call = Call(method.__code__.co_name, tuple(numbers), digest_of(chain, numbers), line, gate._get_name())
         except ValueError as error:
             if torch_gate is not None:
                 self.refused.append(f"{where}: {error}")
             return
         self.found[owner].setdefault(call, gate)
+
+    def _way_down(
+        self,
+        method: FunctionType,
+        at: int,
+        innermost: int,
+        frames: Sequence[FrameType],
+        torch_gate: nn.Module | None,
+    ) -> tuple[list[FunctionType], list[int], nn.Module, str] | None:
+        """(call chain, the number of a call in each, the gate, the line of the last call) from a method's frame `at`.
+
+        None where no call on the way computes a gate. Raises ValueError where the sources do not show the way.
+        """
+        chain, numbers = [method], list[int]()
+        while at > innermost:
+            numbers.append(number_of_call(chain[-1], frames[at]))
+            function, next_frame = innermost_run(function_called(chain[-1], numbers[-1]), frames[:at])
+            whole = self._gate_in_progress(function, frames[next_frame])
+            if whole is not None:
+                return chain, numbers, whole, line_of(frames[at])
+            chain.append(function)
+            at = next_frame
+        if torch_gate is None:
+            return None
+        numbers.append(number_of_call(chain[-1], frames[at]))
+        return chain, numbers, torch_gate, line_of(frames[at])
 
     def _method_around(self, frames: Sequence[FrameType]) -> tuple[nn.Module, FunctionType, int] | None:
         """(object, method, number of the frame where the method stands) of the innermost method around the frames.
@@ -225,7 +244,7 @@ class _Search(TorchFunctionMode):
                 held = inspect.getattr_static(type(owner), frame.f_code.co_name, None)
                 for method in functions_in(held):
                     if method.__code__ is frame.f_code:
-                        return owner, method, running(method, frames)[1]
+                        return owner, method, innermost_run(method, frames)[1]
         return None
 
     def _gate_in_progress(self, function: FunctionType, frame: FrameType) -> nn.Module | None:

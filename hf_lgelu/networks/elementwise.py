@@ -128,7 +128,7 @@ class FunctionModule(nn.Module):
 
 
 @_alone()
-def form_of(values: Tensor | None) -> Form | None:
+def form_of_values(values: Tensor | None) -> Form | None:
     """The row of _FORMS with these values, or the row "other".
 
     None for a function that is linear or constant, grows faster, or looks at more than one element at a time.
@@ -192,12 +192,12 @@ _known: dict[Any, tuple[Tensor | None, Form | None]] = {}
 _MOST_KNOWN = 2048
 
 
-def form_at(held: Any) -> Form | None:
+def form_of_activation(held: Any) -> Form | None:
     """The form of a plain activation (module or function), or None; for a λ-gate None."""
     return _read(held)[1]
 
 
-def values_at(held: Any) -> Tensor | None:
+def values_of_activation(held: Any) -> Tensor | None:
     """`elementwise_values` of a function, or of a module without children in eval mode; None for λ-gates and others.
 
     A copy is tried, with a constant for each of its weights, so that only the form is read, whatever and wherever the
@@ -240,7 +240,7 @@ def _read(held: Any) -> tuple[Tensor | None, Form | None]:
             return own.forward(x)
 
         values = elementwise_values(forward, max((each.numel() for each in tensors), default=1))
-        form = form_of(values)
+        form = form_of_values(values)
         if form is not None and form.kind == "leaky_relu" and any(True for _ in module.parameters()):
             form = replace(form, kind="prelu", name="prelu")
         _known[key] = values, form

@@ -127,11 +127,12 @@ class Outputs(NamedTuple):
     def certainty(self) -> Tensor | None:
         """(samples, boxes) the detector's certainty from 0 to 1 that a box holds something; None for other networks.
 
-        A softmax's last score stands for an empty place. Scores without this last score are read by a sigmoid each.
+        A softmax's last score stands for an empty place. Scores without this last score are read by a sigmoid each: the
+        network's `config.num_labels` tells. Without a config they are read by a softmax.
         """
         if not {SCORES, BOXES} <= self.tensors.keys():
             return None
-        scores = self.tensors[SCORES].float()
+        scores = self.scores(SCORES, self.tensors[SCORES].float())
         return 1 - scores.softmax(-1)[..., -1] if self.has_classes(SCORES) else scores.sigmoid().amax(-1)
 
 

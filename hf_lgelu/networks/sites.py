@@ -19,9 +19,9 @@ from hf_lgelu.networks.elementwise import (
     BOUNDED_KINDS,
     CONVERTED_KINDS,
     FunctionModule,
-    form_at,
+    form_of_activation,
     is_linear,
-    values_at,
+    values_of_activation,
 )
 from hf_lgelu.networks.source import codes_in, functions_in
 
@@ -74,7 +74,7 @@ def place(parent: nn.Module, attribute: str, activation: nn.Module | Callable[..
     setattr(parent, attribute, activation)
     # The fused kernel of torch's encoder layer runs in eval mode and reads only its code; 0 keeps the kernel off.
     if hasattr(parent, _FUSED_KERNEL):
-        form = form_at(activation)
+        form = form_of_activation(activation)
         setattr(parent, _FUSED_KERNEL, 0 if form is None else _FUSED_CODES.get(form.name, 0))
 
 
@@ -82,19 +82,19 @@ def kind_of(module: nn.Module) -> str | None:
     """The row of `KINDS` that `module` is, or None; for a λ-gate, its row of GATES."""
     if isinstance(module, LambdaGate):
         return module.row
-    form = form_at(module)
+    form = form_of_activation(module)
     return form.kind if form is not None and form.kind in KINDS else None
 
 
 def is_activation(held: Any) -> bool:
     """Whether a module or function is elementwise and not linear, like a λ-gate or ReLU."""
-    values = values_at(held)
+    values = values_of_activation(held)
     return isinstance(held, LambdaGate) or (values is not None and not is_linear(values))
 
 
 def computes_same(one: Any, other: Any) -> bool:
     """Whether two activations, modules or functions, compute the same; without values their classes are compared."""
-    mine, others = values_at(one), values_at(other)
+    mine, others = values_of_activation(one), values_of_activation(other)
     if mine is None or others is None:
         return type(one) is type(other)
     return torch.allclose(mine, others, rtol=2e-5, atol=2e-5, equal_nan=True)
@@ -104,7 +104,7 @@ def row_of(module: nn.Module) -> str:
     """The row of GATES to replace `module`: a λ-gate's own row, the row that `module` is at λ = 1, else λ-GELU."""
     if isinstance(module, LambdaGate):
         return module.row
-    form = form_at(module)
+    form = form_of_activation(module)
     return next((gate.name for gate in GATES.values() if form and form.name in gate.plain_names), DEFAULT_GATE)
 
 

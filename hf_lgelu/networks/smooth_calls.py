@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_lgelu.activation.module import LambdaGate
-from hf_lgelu.networks.elementwise import FunctionModule, is_piecewise_linear, values_at
+from hf_lgelu.networks.elementwise import FunctionModule, is_piecewise_linear, values_of_activation
 from hf_lgelu.networks.run import Inputs, forward_pre_hooks, run_example
 from hf_lgelu.networks.sites import is_activation, uncompiled
 from hf_lgelu.networks.source import LIBRARIES, frames_inside, line_of
@@ -75,7 +75,7 @@ def find_smooth_calls(model: nn.Module, inputs: Inputs) -> list[SmoothCall]:
     watch = _Watch(model)
 
     def note_formula(module: nn.Module, args: Any) -> None:
-        values = values_at(module)
+        values = values_of_activation(module)
         if values is not None and not is_piecewise_linear(values):
             watch.note(module, _OWN_FORMULA)
 

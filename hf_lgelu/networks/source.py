@@ -143,7 +143,7 @@ def content_of(cell: CellType) -> Any:
     return None if cell == CellType() else cell.cell_contents  # a cell is empty until its variable has a value
 
 
-def running(held: FunctionType, frames: Sequence[FrameType]) -> tuple[FunctionType, int]:
+def innermost_run(held: FunctionType, frames: Sequence[FrameType]) -> tuple[FunctionType, int]:
     """(the function that runs, the number of its innermost frame) of a function and those that it decorates.
 
     Raises ValueError where no frame runs one of these.

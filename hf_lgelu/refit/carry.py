@@ -1,13 +1,16 @@
-"""The original and the converted network, carried side by side from layer to layer, batch by batch.
+"""The original and the student, carried side by side from layer to layer, batch by batch.
 
 Both networks stop at every layer and go on from there, so one forward pass of each serves all layers.
 """
 
+import itertools
 import math
 import tempfile
-from collections import ChainMap
+from collections import ChainMap, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping, Sequence
+from dataclasses import replace
 from functools import partial
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +20,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from hf_lgelu.graph.aims import LinearMap
-from hf_lgelu.graph.layers import Layer, Layers, find_layers, gates_before
+from hf_lgelu.graph.layers import NEVER_REACHED, Layer, Layers, find_layers, gates_before
 from hf_lgelu.graph.maps import choose_positions, shape_of
 from hf_lgelu.graph.recording import Recording, Recordings, Stage, gates_of, plan_stages, upstream
 from hf_lgelu.networks.masks import DECODER_INPUTS, MASKS, is_of_sound, mask_over
@@ -63,8 +66,35 @@ class RecordedPair(NamedTuple):
 
     def index_of(self, layer: Layer) -> int | None:
         """The number of a layer of another recording in this one, or None."""
-        keys = [(known.name, known.sites) for known in self.layers.layers]
-        return keys.index((layer.name, layer.sites)) if (layer.name, layer.sites) in keys else None
+        keys = list(map(_key, self.layers.layers))
+        return keys.index(_key(layer)) if _key(layer) in keys else None
+
+
+def _key(layer: Layer) -> tuple[str, tuple[int, ...]]:
+    return layer.name, layer.sites
+
+
+def _of_all(first: RecordedPair, pairs: Sequence[RecordedPair]) -> tuple[Layers, list[Recording]]:
+    """(the layers of all recordings in an order of computation, the recording that each is from).
+
+    What is told besides of layers is that of `first`, but for gates that another recording reaches.
+    """
+    found: dict[Any, tuple[Layer, Recording]] = {}
+    before: dict[Any, set[Any]] = defaultdict(set)  # {a layer: those that come right before it in some recording}
+    for pair in (first, *pairs):
+        keys = list(map(_key, pair.layers.layers))
+        for key, layer in zip(keys, pair.layers.layers, strict=True):
+            found.setdefault(key, (layer, pair.recording))
+        for earlier, later in itertools.pairwise([None, *keys]):
+            before[later].add(earlier)
+    ordered = [found[key] for key in TopologicalSorter(before).static_order() if key is not None]
+    reached = frozenset().union(*(pair.recording.reached for pair in pairs))
+    unfit = {
+        (name, reason): sites
+        for (name, reason), sites in first.layers.unfit.items()
+        if reason != NEVER_REACHED or not sites <= reached  # it has the one gate that it names
+    }
+    return replace(first.layers, layers=[layer for layer, _ in ordered], unfit=unfit), [each for _, each in ordered]
 
 
 class _Arrival(NamedTuple):
@@ -124,12 +154,13 @@ class Carrier:
 
     Its life:
 
-    1. Both networks are recorded on the first batch; `pair` has the layers. Batches of other shapes are recorded when
-       they first come to a layer.
-    2. `moments(index)` is called once for each layer, in order. For each batch, the converted network runs the maps of
+    1. Both networks are recorded on the first batch. Batches of other shapes are recorded when they first come to a
+       layer. Where values decide what runs, all batches are recorded at once: `layers` are those of all recordings, and
+       `pair` is the recording with the most layers.
+    2. `advance_to(index)` is called once for each layer, in order. For each batch, the student runs the maps of
        the layer before again, with their refitted weights, up to that layer's aim. Then both networks run up to the new
        layer's aim. The layer's rows are read off and summed up, and the values that later layers use are kept.
-    3. The caller writes refitted weights, and kinks, into the converted network. A Carrier writes nothing.
+    3. The caller writes refitted weights, and kinks, into the student. A Carrier writes nothing.
     4. `close` frees all values.
     """
 
@@ -146,24 +177,27 @@ class Carrier:
         self._values = ValueStore(MEMORY_LIMIT)
         self._pairs: dict[Recording, RecordedPair] = {}
         self._with_padding: set[int] = set()
-        pairs = [self.pair_of(folds.first)]
-        if pairs[0].recording.belongs_to_batch:  # others may run more: experts that no token of the first chose
-            pairs += [self.pair_of(batch) for fold in self._batches for batch in fold]
-        self.pair = max(pairs, key=lambda pair: len(pair.layers.layers))
+        if self.pair_of(folds.first).recording.belongs_to_batch:  # others run other parts: experts that tokens choose
+            for batch in folds.fitted:
+                for piece in batch.not_square():
+                    self.pair_of(piece)
+        self.pair = max(self._pairs.values(), key=lambda pair: len(pair.layers.layers))
+        self.layers, self._recording_of = _of_all(self.pair, list(self._pairs.values()))
 
     def close(self) -> None:
         """Forget all values that were carried."""
         self._values.close()
 
     @torch.no_grad()
-    def moments(self, index: int) -> list[list[Moments]]:
-        """The sums over the rows of a layer, one for each fold that the ridge holds out in turn; carries batches on.
+    def advance_to(self, index: int) -> list[list[Moments]]:
+        """Carry all batches on to a layer: the sums over its rows, for each fold.
 
-        A fold without a row is left out.
+        A fold without a row is left out. Of a wide layer the ridge holds out the first fold only, so the sums of all
+        others are added up.
 
         A depthwise layer has such sums for each of the KINKS of the gate before it, any other layer for kink 0 alone.
         """
-        layer = self.pair.layers.layers[index]
+        layer = self.layers.layers[index]
         groups = layer.maps[0].geometry.groups
         channels = len(layer.maps[0].gain) // groups
         kinks = KINKS if layer.depthwise_gate is not None and len(self._batches) > 1 else KINKS[:1]
@@ -179,7 +213,7 @@ class Carrier:
                 of_fold = total.reduce_over_processes()
                 if not of_fold.count:  # no batch of the fold leads to the layer
                     continue
-                # The rows so far are at most all rows, so the ridge will hold out only the first fold, too.
+                # The rows so far are at most all rows, so the ridge will hold out the first fold only, too.
                 if len(parts) > 1 and held_out_once(of_fold.gram.shape[-1], sum(part.count for part in parts)):
                     parts[-1] += of_fold
                 else:
@@ -187,8 +221,12 @@ class Carrier:
         self._with_padding.update(*each_has(self._with_padding))
         return sums
 
+    def recording_of(self, index: int) -> Recording:
+        """The recording that a layer's nodes are from."""
+        return self._recording_of[index]
+
     def note(self, index: int) -> str | None:
-        """The report's note on the rows of a layer whose moments were taken, or None."""
+        """The report's note on the rows of a layer that the batches have come to, or None."""
         padding = "padding may count: its rows are not those of the attention mask"
         return padding if index in self._with_padding else None
 
@@ -211,7 +249,7 @@ class Carrier:
         """The batches of a fold that come to a layer, with their values up to its aim."""
         for place, batch in enumerate(self._batches[fold]):
             pair = self.pair_of(batch)
-            here = pair.index_of(self.pair.layers.layers[index])  # in the batch's own recording
+            here = pair.index_of(self.layers.layers[index])  # in the batch's own recording
             if here is None:  # what Python read of this batch led past the layer
                 continue
             stage, numbers = pair.stages[here], self.recordings.numbers_of(batch)

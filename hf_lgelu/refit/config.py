@@ -66,7 +66,8 @@ class ConversionConfig:
             of a detector its distance in scores and boxes, else the relative error. Default: 0.1.
         strict: Refuse a result beyond max_kl, and a result that could not be measured. Default: warn in report and
             card.
-        kinds: Which gates are exchanged, rows of `hf_lgelu.networks.sites.KINDS`. Default: `SMOOTH_KINDS`.
+        kinds: Which gates are exchanged, rows of `hf_lgelu.networks.sites.KINDS`. Default: `SMOOTH_KINDS`; of calls in
+            a forward, `CALLED_KINDS`.
         outputs: Names of the model's outputs that count; the farthest decides. A tensor without a name counts as class
             scores: values (a regression) need one, as in {"values": output}. Default: of a model of transformers the
             outputs that its task reads (logits, boxes, embeddings), of others all but losses, states and caches.

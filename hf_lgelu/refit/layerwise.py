@@ -63,7 +63,7 @@ class Refit:
         is_wider = original.model is not task.model
         recordings = task.exchange.recordings(task.read.of(original.model)) if is_wider else task.recordings
         with closing(Carrier(recordings, student, task.folds)) as carrier:  # runs both networks side by side
-            recording, layers = carrier.pair.recording, carrier.pair.layers
+            layers = carrier.layers
             names = [site.name for site in recordings.sites]
             writes = self.plan(carrier)
             for write in writes.get(None, ()):
@@ -72,20 +72,22 @@ class Refit:
             begun = time.perf_counter()
             task.tell(f"{self.effort}: {counted(len(layers.layers), 'layer')}")
             for index, layer in enumerate(layers.layers):
-                # Both networks run up to the layer. Moments: sums over the rows of each fold, for each kink. Nothing
-                # else holds them, and they are gone before the next layer's.
-                folds, *with_kinks = carrier.moments(index)
+                # Both networks run up to the layer. Moments: sums over the rows of each fold, for each kink, first the
+                # kink 0. Nothing else holds them, and they are gone before the next layer's.
+                folds, *at_kinks = carrier.advance_to(index)
                 _require_finite(layer, folds)
-                if (gate := layer.depthwise_gate) is not None and with_kinks and len(folds) > 1:
-                    folds, nearest = nearest_features([folds, *with_kinks], intercept=layer.has_intercept)
+                if (gate := layer.depthwise_gate) is not None and at_kinks and len(folds) > 1:
+                    folds, nearest = nearest_features([folds, *at_kinks], intercept=layer.has_intercept)
                     kinks = torch.tensor(KINKS, dtype=torch.float64)[nearest.cpu()]
                     add_constant(student, gate.before, slice(None), -kinks / gate.factor.to(kinks), None)
-                # Ridge, written into the student. The carrier then runs the layer's maps again, and carries on.
+                del at_kinks
+                # Ridge, written into the student. The next `advance_to` runs the layer's maps again, and carries on.
                 fit = _solved(layer, folds)
                 if fit is not None:
-                    write_refit(student, recording, layer, fit)
+                    write_refit(student, carrier.recording_of(index), layer, fit)
                     for write in writes.get(index, ()):
                         write(student)
+                # In a wider network, a block that could not be widened.
                 is_left = any(original.extra.values()) and not any(map(original.extra.get, layer.sites))
                 note = "as many units as before" if is_left else None
                 refits.append(_described(layer, fit, names, carrier.note(index), note))
@@ -93,7 +95,7 @@ class Refit:
                 task.tell_layer(refits[-1], index + 1, len(layers.layers), time.perf_counter() - begun)
 
         has_sigmoids = task.few.certainty() is not None and not task.few.has_classes(SCORES)
-        if has_sigmoids and (biases := last_biases(recording, layers.layers)):
+        if has_sigmoids and (biases := last_biases(carrier.pair.recording, carrier.pair.layers.layers)):
             fit_last_biases(task.read, task.read.of(student), task.folds, biases)
         held_out, gaps = task.evaluate(student, load_own(task.folds.choosing))
         return Student(student, tuple(refits), held_out, gaps, tuple(told), original.share)

@@ -156,6 +156,6 @@ class FitRows(NamedTuple):
     """The rows of a layer on one batch, and a mask of the rows that count; None means that all rows count."""
 
     features: Tensor  # (n, g, d)
-    residuals: Tensor  # (n, g, m), originals minus the converted network's values: what the ridge fits
+    residuals: Tensor  # (n, g, m), originals minus the student's values: what the ridge fits
     originals: Tensor  # (n, g, m), the original's values at the layer's aim
     counted: Tensor | None

@@ -93,7 +93,7 @@ class Place(Refit):
         Added units are made from the weights before slopes and kinks change these.
         """
         original, folds, extra = self.original.model, self.task.folds, self.original.extra
-        recording, layers = carrier.pair.recording, carrier.pair.layers
+        recording, layers = carrier.pair.recording, carrier.layers
         directions = find_directions(original, layers.fed_gates, folds)  # which take the place of biases
         fed_gates = [fed for fed in layers.fed_gates if fed.before.bias is not None or fed.site in directions]
         blocks = {

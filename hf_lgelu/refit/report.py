@@ -17,7 +17,7 @@ REPORT_FILE = "report.json"
 ENOUGH_ROWS = 4
 """Rows for each feature; a layer that was fitted on fewer is called starved."""
 
-_NEAR = 1e-4  # KL or relative error below which the report gives no further advice
+_NEAR = 1e-4  # distance below which the report gives no further advice
 _LOST = 0.3  # relative error of a map above which a network without wider blocks does not come back
 
 
@@ -103,7 +103,7 @@ class StepTaken:
     """One rung of the ladder that a conversion climbed."""
 
     effort: str
-    distance: float | None  # from the original on the held-out inputs, if any: KL in nats or relative error
+    distance: float | None  # `Distance.value` on the held-out inputs that chose, if any
     is_kept: bool  # whether its network was the best so far (`climb`)
     seconds: float
 

@@ -136,9 +136,10 @@ def held_out_once(width: int, rows: int) -> bool:
 def fit_ridge(folds: list[Moments], *, intercept: bool, strengths: Sequence[float] = STRENGTHS) -> RidgeFit:
     """The best candidate, fitted on all folds: no change, a change of only the bias, or a ridge of some strength.
 
-    Each candidate is fitted on all folds but one and scored on the fold held out. Of equal scores the lesser change
-    wins. A single fold gets the weakest strength, without errors; without strengths it gets no change. The list is
-    emptied, and its sums are used up: they take most of the memory.
+    Each candidate is fitted on all folds but one and scored on the fold held out, in turn; of a wide map only the first
+    fold is held out (`held_out_once`). Of equal scores the lesser change wins. A single fold gets the weakest strength,
+    without errors; without strengths it gets no change. The list is emptied, and its sums are used up: they take most
+    of the memory.
     """
     total = reduce(operator.add, folds) if len(folds) > 1 else folds[0]
     best: tuple[Choice, float | None] = ("refit", strengths[0]) if strengths else ("unchanged", None)
@@ -176,19 +177,18 @@ def _choose(
         errors = [unseen.squared_error(*fitted.change(choice, strength)) for fitted, unseen in parts]
         return float((sum(errors) * stand_for).sum())
 
-    # The error falls and then rises with the strength: each step halves the strengths that are left.
+    # The error is taken to fall and then rise with the strength: each step halves the strengths that are left.
     low, high = 0, len(strengths) - 1
     while low < high:
         middle = (low + high) // 2
         # Of equal errors the stronger wins, which changes less.
         is_higher = error_of("refit", strengths[middle + 1]) <= error_of("refit", strengths[middle])
         low, high = (middle + 1, high) if is_higher else (low, middle)
-    candidates: list[tuple[Choice, float | None]] = [
-        ("unchanged", None),
-        *(("refit", each) for each in strengths[low:][:1]),
-    ]
+    candidates: list[tuple[Choice, float | None]] = [("unchanged", None)]
     if intercept:
-        candidates.insert(1, ("bias only", None))
+        candidates.append(("bias only", None))
+    if strengths:
+        candidates.append(("refit", strengths[low]))
     best = min(candidates, key=lambda candidate: error_of(*candidate))  # the first of equal errors
     if spread <= _NO_SPREAD * square:
         return best, None, None

@@ -63,9 +63,11 @@ class LambdaGELUTrainingArguments(TrainingArguments):
         False, "Harden the gates: learn λ, then freeze s and move every λ to the target (Algorithm 1)."
     )
     # The parser of a command line takes a number. In Python, a mapping as in HardeningConfig is accepted, too.
-    target_hardness: float | None = _option(None, "λ at the end of hardening. Default: from the tolerance, 159.577.")
+    target_hardness: float | None = _option(
+        None, "λ at the end of hardening. Default: by the tolerance (λ-GELU: 159.577)."
+    )
     tolerance: float | None = _option(
-        None, "ε of the target 2/(ε√(2π)); 5e-3 if neither this nor target_hardness is given."
+        None, "ε of the target, 2/(ε√(2π)) for λ-GELU; 5e-3 if neither this nor target_hardness is given."
     )
     switch_fraction: float = _option(
         HardeningConfig.switch_fraction, "Share of training in which λ is learned before hardening begins."

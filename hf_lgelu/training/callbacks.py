@@ -33,7 +33,7 @@ class HardeningCallback(TrainerCallback):
     """Algorithm 1 of the paper: learn λ, then freeze s and move every λ to a target while the weights train on.
 
     With T epochs and e_s = ⌊switch_fraction·T⌋, epoch e > e_s trains and is evaluated with
-    λ(e) = λ(e_s) + (e − e_s)/(T − e_s)·(target − λ(e_s)), so the whole last epoch has the target.
+    λ(e) = λ(e_s) + (e − e_s)/(T − e_s)·(target − λ(e_s)), so the whole last epoch has the target (linear schedule).
 
     At the end of each epoch, λ of every gate goes into `trainer.state.log_history`, whatever `logging_steps` is.
 
@@ -46,8 +46,8 @@ class HardeningCallback(TrainerCallback):
     hardened epochs only.
 
     Raises, when training begins:
-        ValueError: DeepSpeed is used, a target names no gate, or an s is frozen. In a plain Trainer also for
-            `load_best_model_at_end` and `save_strategy="best"`, which would select a soft epoch.
+        ValueError: DeepSpeed is used, a target names no gate, or an s has requires_grad=False. In a plain Trainer also
+            for `load_best_model_at_end` and `save_strategy="best"`, which would select a soft epoch.
         RuntimeError: the optimizer does not hold s.
 
     >>> import torch, hf_lgelu
@@ -89,10 +89,10 @@ class HardeningCallback(TrainerCallback):
         # LambdaGELUTrainer may have a best checkpoint of an earlier, soft run. A plain Trainer selects none.
         if is_of_own_trainer and not is_hardened(model, config.targets):
             state.best_metric = state.best_global_step = state.best_model_checkpoint = None
-        if config.switch_fraction == 0:
-            return
         if state.global_step == 0:
             warn_released(model)
+        if config.switch_fraction == 0:
+            return
         if not is_of_own_trainer:  # LambdaGELUTrainer warns itself
             warn_ungrouped(optimizer, model)
         by_step = config.hardening_strategy == "steps"

@@ -144,6 +144,6 @@ def warn_released(model: nn.Module) -> None:
     """Warn of hard gates at the start of hardening, which makes them soft again."""
     if held := held_hardness(model):
         logger.warning(
-            f"The gates of this network are hardened (λ up to {max(held):.4g}). Hardening first learns λ anew, with "
-            "soft gates until it ends. To train on with hard gates, leave harden out, or resume from a checkpoint"
+            f"The gates of this network are hardened (λ up to {max(held):.4g}). Hardening begins again at the learned "
+            "λ: gates are soft until it ends. To train on with hard gates, leave harden out or resume from a checkpoint"
         )

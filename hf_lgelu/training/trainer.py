@@ -177,7 +177,7 @@ class LambdaGELUTrainer(Trainer):
         self._prepare_training()
 
     def _prepare_training(self) -> None:
-        """Refuse options that cannot work or do nothing, and harden if the arguments ask for it."""
+        """Refuse options that cannot work or do nothing, and add or remove the callback that hardens."""
         check_rate("hardness_lr_multiplier", self.args.hardness_lr_multiplier)
         if lambda_gelu_modules(self.model):
             refuse_with_gates(self.args, self.accelerator)
@@ -191,14 +191,14 @@ class LambdaGELUTrainer(Trainer):
             )
         if self.args.harden:
             own.config = self.args.hardening_config()
-        elif given := self.args.given_hardening_options():
+            callbacks += [] if own in callbacks else [own]
+            return
+        if own in callbacks:
+            callbacks.remove(own)
+        if given := self.args.given_hardening_options():
             raise ValueError(
                 f"{', '.join(given)} would do nothing, because harden is off: give harden=True, or leave them out"
             )
-        if self.args.harden and own not in callbacks:
-            callbacks.append(own)
-        elif own in callbacks and not self.args.harden:
-            callbacks.remove(own)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         own = self.model if model is None else model

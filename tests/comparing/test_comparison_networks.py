@@ -189,6 +189,14 @@ def test_scores_of_places_have_a_kl_where_one_of_them_says_that_nothing_is_there
         assert found.has_classes("logits") == has_logits
 
 
+def test_a_detectors_certainty_is_that_of_its_scores_also_where_it_gives_their_probabilities():
+    scores, boxes = 3 * torch.randn(2, 5, 4), torch.rand(2, 5, 4)
+    given = ({"logits": each, "pred_boxes": boxes} for each in (scores, scores.softmax(-1)))
+    kinds = ({"logits": kind, "pred_boxes": "values"} for kind in ("scores", "probabilities"))
+    for outputs in map(Outputs, given, kinds):
+        torch.testing.assert_close(outputs.certainty(), 1 - scores.softmax(-1)[..., 3])
+
+
 def test_boxes_of_chosen_queries_are_compared_with_the_nearest_in_whatever_order():
     draws = torch.Generator().manual_seed(0)
     scores, boxes = torch.randn(2, 7, 3, generator=draws), torch.rand(2, 7, 4, generator=draws)
@@ -373,7 +381,7 @@ def test_outputs_of_large_vocabularies_are_compared_a_few_samples_at_a_time(monk
         OutputReader(original), converted, TemporaryRelu(original, kinds=("gelu",)), [batch]
     )
     assert max(seen) == 11
-    monkeypatch.setattr("hf_lgelu.comparing.comparison._SCORES_AT_ONCE", 15)  # of three samples
+    monkeypatch.setattr("hf_lgelu.comparing.comparison._VALUES_AT_ONCE", 15)  # of three samples
     seen.clear()
     parts, few_gaps = evaluate_conversion(
         OutputReader(original), converted, TemporaryRelu(original, kinds=("gelu",)), [batch]

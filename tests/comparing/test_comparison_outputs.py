@@ -109,8 +109,8 @@ def test_embeddings_are_compared_by_cosine_and_nearest_neighbour(is_masked):
             {"cosine": np.mean(cosines), "least_cosine": min(cosines), "same_neighbour": same}, rel=1e-6
         )
     assert (whole.agreement, whole.kl) == (None, None)
-    assert "predictions" not in str(whole.distance())
-    assert f"same nearest neighbour among these {100 * same:.2f} %" in str(whole.distance())
+    assert "predictions" not in str(whole.record())
+    assert f"same nearest neighbour among these {100 * same:.2f} %" in str(whole.record())
 
 
 @pytest.mark.parametrize(

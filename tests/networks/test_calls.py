@@ -602,6 +602,28 @@ def test_calls_that_cannot_be_written_anew_are_refused_in_words(cls, reason, x):
         hf_lgelu.convert_to_relu(cls(), x)
 
 
+class Flip(nn.Module):
+    forward = staticmethod(torch.fliplr)  # no frame of Python is inside it
+
+
+def test_a_forward_that_is_a_function_of_torch_is_looked_through(x):
+    network = nn.Sequential(nn.Linear(6, 12), nn.GELU(), Flip(), nn.Linear(12, 3))
+    assert list(hf_lgelu.convert_to_relu(network, x).report.gates) == ["1"]
+
+
+class GeluAtTheSecondRun(Code):
+    """Calls SiLU only where GELU is a module."""
+
+    def forward(self, x):
+        x = F.gelu(self.a(x))
+        return self.out(F.silu(self.b(x)) if hasattr(self, "called") else self.b(x))
+
+
+def test_the_refusal_names_the_calls_that_are_left(x):
+    with pytest.raises(ValueError, match=r"goes on calling them \(.*; .*test_calls.py:\d+ \(GeluAtTheSecondRun"):
+        hf_lgelu.convert_to_relu(GeluAtTheSecondRun(), x)
+
+
 def test_a_copy_that_is_another_network_is_refused(x):
     class Copied(OnOneLine):
         def __deepcopy__(self, memo):

@@ -12,9 +12,9 @@ from hf_lgelu.networks.elementwise import (
     BOUNDED_KINDS,
     CONVERTED_KINDS,
     elementwise_values,
-    form_at,
-    form_of,
-    values_at,
+    form_of_activation,
+    form_of_values,
+    values_of_activation,
 )
 from hf_lgelu.networks.smooth_calls import find_smooth_calls
 
@@ -117,19 +117,19 @@ FUNCTIONS = {
 
 def test_a_norm_over_single_elements_is_no_activation():
     norm = nn.GroupNorm(8, 8)  # of (N, 8) each group is one element
-    assert values_at(norm) is None
+    assert values_of_activation(norm) is None
     assert find_smooth_calls(nn.Sequential(norm), torch.randn(1, 8, 5)) == []
 
 
 @pytest.mark.parametrize(("kind", "module"), [(kind, module) for kind, held in MODULES.items() for module in held])
 def test_the_kind_of_a_module(kind, module):
-    form = form_at(module.train())
+    form = form_of_activation(module.train())
     assert (form and form.kind) == kind
 
 
 @pytest.mark.parametrize(("kind", "function"), [(kind, given) for kind, held in FUNCTIONS.items() for given in held])
 def test_the_kind_of_a_function(kind, function):
-    form = form_of(elementwise_values(function))
+    form = form_of_values(elementwise_values(function))
     assert (form and form.kind) == kind
 
 
@@ -142,8 +142,8 @@ def test_nothing_is_changed_by_the_trial():
     module.register_forward_hook(lambda *given: hooked.append(given))
     prelu = nn.PReLU(3)
     before, drawn = copy.deepcopy(vars(module)), torch.get_rng_state()
-    assert form_at(module).kind == "silu"
-    assert form_at(prelu).kind == "prelu"
+    assert form_of_activation(module).kind == "silu"
+    assert form_of_activation(prelu).kind == "prelu"
     assert elementwise_values(F.dropout) is None  # draws random numbers
     assert (module.calls, module.seen, hooked, module.training) == (0, [], [], True)
     assert torch.equal(module.last, before["last"])
@@ -153,11 +153,11 @@ def test_nothing_is_changed_by_the_trial():
 
 def test_what_was_read_follows_the_attributes():
     module = nn.GELU()
-    assert form_at(module).name == "gelu"
+    assert form_of_activation(module).name == "gelu"
     module.approximate = "tanh"
-    assert form_at(module).name == "gelu_pytorch_tanh"
+    assert form_of_activation(module).name == "gelu_pytorch_tanh"
     with torch.device("meta"):
-        assert form_at(nn.CELU(3.0)).kind == "celu"
+        assert form_of_activation(nn.CELU(3.0)).kind == "celu"
 
 
 def test_a_trial_is_not_seen_by_what_records_a_run():
@@ -177,4 +177,4 @@ class Irrep(tuple):
 def test_an_attribute_of_any_class_is_only_looked_at():
     module = OwnSwish()
     module.irreps = [Irrep((0, 1))]
-    assert form_at(module).kind == "silu"
+    assert form_of_activation(module).kind == "silu"

@@ -4,6 +4,7 @@ import pytest
 import torch
 from loud_nets import VOCABULARY, loud, tokens
 from small_networks import convert_with
+from torch import nn
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -17,6 +18,37 @@ EXPERTS = {
     "vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "head_dim": 8,
     "num_attention_heads": 2, "num_key_value_heads": 1, "num_experts_per_tok": 2, "max_position_embeddings": 16,
 }  # fmt: skip
+
+
+class Routed(nn.Module):
+    """Three experts; a batch runs those that its rows choose, found by the values or by their number."""
+
+    def __init__(self, by):
+        super().__init__()
+        torch.manual_seed(0)
+        self.by = by
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 6)) for _ in range(3))
+        self.head = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 3))
+
+    def forward(self, x):
+        chosen, out = (1000 * x[:, 0]).long().abs() % 3, x.new_zeros(len(x), 6)
+        for number, expert in enumerate(self.experts):
+            rows = (chosen == number).nonzero().flatten()
+            if len(rows) if self.by == "number" else (chosen == number).any():
+                out = out.index_add(0, rows, expert(x[rows]))
+        return {"values": self.head(out)}
+
+
+@pytest.mark.parametrize("by", ["number", "values"])
+def test_batches_that_run_other_experts_are_all_fitted(by):
+    """In batches of two rows, each runs one or two of three experts; in one of 64, all run."""
+    rows = torch.randn(120, 4, generator=torch.Generator().manual_seed(1))
+    small, large = (convert_with(Routed(by), rows, batch_size=size, max_kl=None) for size in (2, 64))
+    counts = [{layer.layers: layer.rows for layer in report.layers} for _, report in (small, large)]
+    assert counts[0] == counts[1]
+    assert sum(counts[0][f"experts.{number}.2",] for number in range(3)) == counts[0]["head.2",]
+    for name, value in small.model.state_dict().items():
+        torch.testing.assert_close(value, large.model.state_dict()[name], rtol=1e-4, atol=1e-5)
 
 
 def test_a_tied_decoder_leaves_its_gate_without_a_refit_and_its_block_as_wide(tmp_path):

@@ -123,7 +123,7 @@ def test_a_step_takes_as_many_units_as_their_scores_have_room(monkeypatch):
         return output_loss(reference, network, batch, *more, **options)
 
     monkeypatch.setattr("hf_lgelu.refit.distill.output_loss", counted)
-    monkeypatch.setattr("hf_lgelu.comparing.comparison._SCORES_AT_ONCE", 20)
+    monkeypatch.setattr("hf_lgelu.comparing.comparison._VALUES_AT_ONCE", 20)
     turn = sum(-(-len(batch) // 6) for batch in folds.fitted)
     before, _ = distill(OutputReader(model), converted, folds, names=["0.weight"], steps=turn)
     assert max(map(len, steps + looked)) <= 6 < max(map(len, folds.fitted))

@@ -110,7 +110,7 @@ def test_what_is_behind_a_changed_norm_is_carried_with_the_change():
         converted[1].bias.add_(1.0)
         seen = [converted[:3](batch.load().inputs) for fold in folds.folds for batch in fold]
     with closing(Carrier(Recordings(model, sites), converted, folds)) as carrier:
-        (sums,) = carrier.moments(0)
+        (sums,) = carrier.advance_to(0)
     windows = nn.functional.unfold(torch.cat(seen).double(), 3)  # all of them: there are fewer than would be drawn
     assert sum(fold.count for fold in sums) == windows.shape[0] * windows.shape[2]
     torch.testing.assert_close(sum(fold.feature_sum for fold in sums)[0], windows.sum((0, 2)), rtol=1e-5, atol=1e-3)

@@ -325,12 +325,12 @@ def test_the_soft_gates_are_told_by_their_smallest_hardness(tmp_path, said):
     assert smallest_soft_hardness(gates) == 90.0
 
 
-@pytest.mark.parametrize("hard", [False, True])
-def test_a_network_that_is_hard_already_is_said_to_become_soft(tmp_path, said, hard):
+@pytest.mark.parametrize(("hard", "switch_fraction"), [(False, 0.25), (True, 0.25), (True, 0.0)])
+def test_a_network_that_is_hard_already_is_said_to_become_soft(tmp_path, said, hard, switch_fraction):
     model = mlp()
     if hard:
         anneal_hardness(model, 1.0)
-    trainer(model, tmp_path, harden=True, num_train_epochs=8).train()
+    trainer(model, tmp_path, harden=True, switch_fraction=switch_fraction, num_train_epochs=8).train()
     assert ("are hardened (λ up to 159.6)" in said()) == hard
 
 
