@@ -9,8 +9,8 @@
 4. `put_gates` of `networks/rewrite` gives the object the gates and methods that call them.
 5. The model runs again. It is refused if it gives other outputs, or still calls an activation (`calls_as_modules`).
 
-Code that exchanges, traces or refits gates then sees only modules. `GatesAsModules` is a block in which all gates of a
-model are modules.
+Code that exchanges, traces or refits gates then sees only modules: a copy of the model gets ReLU at `called.0` as at
+any other gate (`Exchange.carry_out` in `refit/task`). `GatesAsModules` is the block in which this is so.
 """
 
 import inspect
@@ -51,9 +51,9 @@ called. "other" is none: clamp(x, min=0.01) would be one, too."""
 
 
 class GatesAsModules:
-    """A model in eval mode whose gates are modules, without the caller's contexts: inside a block, and not after it.
+    """A model in eval mode whose gates are modules, inside a block and not after it; calls are after `take_calls`.
 
-    Threads take turns: inside the block a model has other gates.
+    Inside, the caller's autocast, inference mode and compilation are off. Threads take turns.
     """
 
     _one_at_a_time = RLock()
