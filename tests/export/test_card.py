@@ -1,6 +1,5 @@
 """Model cards: a whole one against expected_card.md, and what each says of its network."""
 
-import re
 import tomllib
 from pathlib import Path
 
@@ -153,17 +152,6 @@ def test_an_export_comes_with_its_card(tmp_path):
     assert facts_of_folder(tmp_path / "relu") == CheckpointFacts("MLPForClassification")
     export_gelu(hardened_mlp(), tmp_path / "gelu")
     assert "plain GELU computes the same function" in (tmp_path / "gelu" / "README.md").read_text(encoding="utf-8")
-
-
-def test_the_relu_network_of_this_packages_own_class_loads_by_torch_alone(tmp_path, monkeypatch):
-    model = hardened_mlp()
-    export_relu(model, tmp_path)
-    (code,) = re.findall("```python\n(import torch\n.*?)```", (tmp_path / "README.md").read_text(), re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    exec(code, loaded := {})
-    rows = 9 * torch.randn(50, 5)
-    expected = MLPForClassification.from_pretrained(tmp_path).eval()(rows).logits
-    torch.testing.assert_close(loaded["model"](rows), expected)
 
 
 def test_the_card_of_a_checkpoint_is_written_beside_it(tmp_path):

@@ -123,10 +123,13 @@ def test_the_cards_code_computes_the_saved_network(tmp_path, monkeypatch):
     assert card.data.tags == ["relu", "relufication", "lambda-gelu"]
     assert card.text.startswith("\n# ours-relu\n")
     monkeypatch.chdir(tmp_path)
-    found, (code,) = {}, [part.split("```")[0] for part in card.text.split("```python\n")[1:]]
-    exec(code.replace("FOLDER", "."), found)
     rows = 4 * torch.randn(64, 5)
-    torch.testing.assert_close(found["model"](rows).logits, converted(rows).logits)
+    for code in (part.split("```")[0] for part in card.text.split("```python\n")[1:]):  # without hf_lgelu, and with it
+        exec(code.replace("FOLDER", "."), found := {})
+        given = found["model"](rows)
+        torch.testing.assert_close(given if isinstance(given, torch.Tensor) else given.logits, converted(rows).logits)
+    assert isinstance(found["model"], MLPForClassification)
+    assert card.text.count("```python\n") == 2
 
 
 @pytest.mark.parametrize(
