@@ -169,12 +169,16 @@ class OutputArguments(RowArguments):
     )
     private: bool = _hub("Make a new Hub repository private. Default: as your account is set.", False)
 
+    @property
+    def of_pictures(self) -> str:
+        """The given options of pictures for an ONNX file, in words."""
+        defaults = {"mean": "0", "std": "1", "image_size": None}
+        return " and ".join(f"--{name}" for name, default in defaults.items() if getattr(self, name) != default)
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        of_pictures = {"mean": "0", "std": "1", "image_size": None}
-        given = [f"--{name}" for name, default in of_pictures.items() if getattr(self, name) != default]
-        if given and not is_onnx(self.model):
-            raise ValueError(f"{' and '.join(given)}: only an ONNX file takes that; a checkpoint has a processor")
+        if self.of_pictures and not is_onnx(self.model):
+            raise ValueError(f"{self.of_pictures}: only an ONNX file takes that; a checkpoint has a processor")
 
 
 @dataclass(kw_only=True)

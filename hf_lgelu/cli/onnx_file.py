@@ -60,11 +60,16 @@ def _batch_of(path: str) -> int | None:
 
 def _check_options(arguments: Any) -> None:
     given = [f"--{name}" for name in _OF_CHECKPOINTS if getattr(arguments, name, None)]
+    given += ["--data_split"] * (arguments.data_split not in (None, "train"))
     if given:
         raise ValueError(f"{' and '.join(given)}: an ONNX file does not take that; leave it out")
     if arguments.data is None:
         raise ValueError("an ONNX file needs --data: a folder of pictures, or arrays in an .npz or .npy file")
-    if Path(arguments.data).expanduser().is_dir() and (arguments.mean, arguments.std) == ("0", "1"):
+    sets = (arguments.data, arguments.evaluation)
+    are_pictures = any(name is not None and Path(name).expanduser().is_dir() for name in sets)
+    if arguments.of_pictures and not are_pictures:  # who gives --mean to arrays takes them for pixels from 0 to 1
+        raise ValueError(f"{arguments.of_pictures}: only pictures take that; give arrays as the network takes them")
+    if are_pictures and (arguments.mean, arguments.std) == ("0", "1"):
         say("The pictures have pixels from 0 to 1. If the network was trained otherwise, give --mean and --std.")
 
 
@@ -85,7 +90,8 @@ def read_arrays(name: str, arguments: OutputArguments, wanted: int | None) -> In
     elif path.suffix in (".npz", ".npy"):
         found = np.load(path)
         arrays = dict(found) if path.suffix == ".npz" else dict.fromkeys(list(shapes)[:1], found)
-        if {*arrays} != {*shapes} or len({len(array) for array in arrays.values()}) > 1:
+        lengths = {array.shape[:1] for array in arrays.values()}
+        if {*arrays} != {*shapes} or len(lengths) > 1 or () in lengths:
             held = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
             raise ValueError(
                 f"{path} must hold {', '.join(shapes)}, and nothing else, with one entry a row in each; it holds {held}"
@@ -106,10 +112,14 @@ def read_arrays(name: str, arguments: OutputArguments, wanted: int | None) -> In
 
 def _of_channels(arguments: Any, name: str, channels: int) -> Tensor:
     """The numbers of --mean or --std: one for each channel, or one for all."""
-    numbers = [float(part) for part in getattr(arguments, name).split(",")]
-    if len(numbers) not in (1, channels):
+    given, above = getattr(arguments, name), " above 0" if name == "std" else ""
+    try:
+        numbers = [float(part) for part in given.split(",")]
+    except ValueError:
+        numbers = []
+    if len(numbers) not in (1, channels) or (above and min(numbers) <= 0):
         raise ValueError(
-            f"--{name} has {len(numbers)} numbers for {channels} channels; give one for each, or one for all"
+            f"--{name} takes a number{above} for each of {channels} channels, or one for all; it got {given}"
         )
     return torch.tensor(numbers)
 

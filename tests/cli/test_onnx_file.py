@@ -120,7 +120,12 @@ def test_pictures_and_arrays_convert_a_file(file, pictures, tmp_path, capsys):
         ),
         (["--data", "rows.csv"], r"cannot be read as rows of .*net.onnx, which takes images"),
         (["--data", "empty"], "holds no picture"),
-        (["--data", "one", "--mean", "0.5,0.5"], "--mean has 2 numbers for 3 channels"),
+        (["--data", "one", "--mean", "0.5,0.5"], "--mean takes a number for each of 3 channels, or .* got 0.5,0.5"),
+        (["--data", "one", "--mean", "a,b,c"], "--mean takes a number for each of 3 channels, or .* got a,b,c"),
+        (["--data", "one", "--std", "0"], "--std takes a number above 0 for each of 3 channels, or .* got 0"),
+        (["--data", "rows.npz", "--mean", "0.5", "--image_size", "8"], "--mean and --image_size: only pictures take"),
+        (["--data", "rows.npz", "--data_split", "test"], "--data_split: an ONNX file does not take that"),
+        (["--data", "number.npy"], r"must hold images, .* it holds images \(\)"),
         (["--data", "rows.npz", "--column", "text"], "--column: an ONNX file does not take that"),
         (["--data", "missing.npz"], "there is no folder or file missing.npz"),
     ],
@@ -131,6 +136,7 @@ def test_what_does_not_fit_a_file_is_refused(file, tmp_path, monkeypatch, capsys
 
     monkeypatch.chdir(tmp_path)
     np.savez("rows.npz", other=np.zeros((20, 3, 16, 16), np.float32))
+    np.save("number.npy", 1.0)
     (tmp_path / "rows.csv").write_text("a\n1\n")
     (tmp_path / "empty").mkdir()
     (tmp_path / "one").mkdir()
