@@ -133,8 +133,11 @@ def whole_folder(target: str | os.PathLike, *, overwrite: bool = False) -> Itera
             shutil.rmtree(old, ignore_errors=True)
 
 
-def require_replaceable(target: str | os.PathLike, *, overwrite: bool = False) -> None:
-    """Raise OSError or ValueError unless `whole_folder` could put its new folder at `target`."""
+def require_replaceable(target: str | os.PathLike, *, overwrite: bool | None = False) -> None:
+    """Raise OSError or ValueError unless `whole_folder` could put its new folder at `target`.
+
+    `overwrite` is None where the user cannot ask for that.
+    """
     target, whole = Path(target), os.path.realpath(target)
     if Path.cwd().is_relative_to(whole) or os.path.ismount(whole):
         raise ValueError(f"{target} is a mount point or the current folder, or has it inside; give a folder inside it")
@@ -143,7 +146,8 @@ def require_replaceable(target: str | os.PathLike, *, overwrite: bool = False) -
     if not target.exists() or not any(target.iterdir()):
         return
     if not overwrite:
-        raise FileExistsError(f"{target} is not empty; give another folder, or replace this one with `overwrite`")
+        replace = "" if overwrite is None else ", or replace this one with `overwrite`"
+        raise FileExistsError(f"{target} is not empty; give another folder{replace}")
     # sentence-transformers may keep its encoder, with the config, in a folder of its own.
     checkpoints = sorted(path.name for path in target.glob("checkpoint-*") if path.is_dir())
     if not any((target / name).is_file() for name in (constants.CONFIG_NAME, "modules.json", "model.onnx")):

@@ -144,6 +144,6 @@ def require_paths(arguments: Any) -> None:
             if path is not None and path.resolve().is_relative_to(folder.resolve()):
                 where = f"is {what} itself" if folder.samefile(path) else f"holds {what}"
                 raise ValueError(f"{folder} {where}, which would be lost; give another output folder")
-        require_replaceable(output, overwrite=getattr(arguments, "overwrite", False))
+        require_replaceable(output, overwrite=getattr(arguments, "overwrite", None))
     for name, kind in read.items():
         require_there(name, kind)
