@@ -1,5 +1,6 @@
 """The refusals of a conversion before the work."""
 
+from collections.abc import Collection
 from typing import cast
 
 import torch
@@ -116,8 +117,9 @@ def require_gates(model: nn.Module, inputs: Inputs, config: ConversionConfig) ->
         )
         kinds = f"gate of kind {', '.join(config.kinds)}" if config.kinds else "gate that conversion takes"
         raise ValueError(f"{type(model).__name__} has no {kinds}{advice}")
-    if isinstance(keep, str):  # each of its letters would be taken for a name
-        raise TypeError(f"keep must be a sequence of names such as [{keep!r}], got {keep!r}")
+    # Each letter of a text would be taken for a name.
+    if isinstance(keep, str) or not isinstance(keep, Collection) or not all(isinstance(name, str) for name in keep):
+        raise TypeError(f"keep must be a sequence of names such as [{gates[0]!r}], got {keep!r}")
     unknown = sorted(set(keep) - set(gates))
     if unknown:
         raise ValueError(
