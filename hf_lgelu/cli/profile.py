@@ -43,7 +43,10 @@ def plot_hardness(state_file: Path, hardness: Mapping[str, float], picture: str)
     state = json.loads(state_file.read_text(encoding="utf-8"))
     rows = [row for row in state["log_history"] if "hardness/mean" in row]
     if not rows:
-        raise ValueError(f"{state_file} has no λ: train with harden=True or HardeningCallback")
+        raise ValueError(
+            f"{state_file} has λ of no epoch: train with harden=True or HardeningCallback, and give a checkpoint from "
+            "after the first epoch"
+        )
     # Trainer saves the last step before its epoch ends, and with it the history.
     rows.append({"epoch": state["epoch"], **{f"hardness/{gate}": value for gate, value in hardness.items()}})
     figure = Figure(figsize=(6, 4), layout="constrained")

@@ -56,7 +56,10 @@ def test_a_plot_is_a_picture_of_every_gate_over_the_epochs(tmp_path, call, monke
         {"epoch": epoch, **{f"hardness/layers.{i}.activation": 1.0 + i * epoch for i in (0, 1)}} for epoch in (1, 2)
     ]
     history = [{"loss": 0.5, "epoch": 1}, *({**row, "hardness/mean": 1.5} for row in rows)]
-    (tmp_path / "run" / "trainer_state.json").write_text(json.dumps({"epoch": 3, "log_history": history}))
+    for rows_of_history, words in ((history[:1], "has λ of no epoch"), (history, "")):
+        state = {"epoch": 3, "log_history": rows_of_history}
+        (tmp_path / "run" / "trainer_state.json").write_text(json.dumps(state))
+        assert words in call("profile", tmp_path / "run", "--plot", tmp_path / "other.png")[2]
     assert "a checkpoint of Trainer, as runs/" in call("profile", tmp_path, "--plot", tmp_path / "hardness.png")[2]
     drawn, plot = {}, Axes.plot
     monkeypatch.setattr(
