@@ -202,7 +202,8 @@ class ConversionReport:
             others = "" if len(modules) == len(self.gates) else f" but those of calls (`{GATES_OF_CALLS}`)"
             lines.append(
                 "To load the state dict elsewhere, first put ReLU into the fresh network at each name in "
-                f"`report.gates`{others} (`network.set_submodule(name, gate)`); other code computes another network"
+                f"`report.gates`{others} (`network.set_submodule(name, gate)`, of a function `setattr`); other code "
+                "computes another network"
             )
         return "\n  ".join([f"{self.model}: {gates_in_words(self)} became ReLU", *lines])
 

@@ -36,6 +36,7 @@ def test_calls_are_no_modules_to_put_gates_at():
         return str(replace(REPORT, gates=dict.fromkeys(gates, "gelu"), config_changes=()))
 
     assert "at each name in `report.gates` (`network" in said("act", "recalled")
+    assert "`network.set_submodule(name, gate)`, of a function `setattr`" in said("act")
     assert "at each name in `report.gates` but those of calls (`called`)" in said("act", "up.called.0")
     assert "`report.gates`" not in said("called.0")
 
