@@ -108,9 +108,9 @@ def evaluation_set(arguments: OutputArguments) -> Rows | None:
         return None
     if split is None or split == taken:
         reason = "has several splits" if taken is None else f"must be other rows than --data, split {taken!r}"
-        raise ValueError(
-            f"the second set {reason}; give --evaluation_split, one of {', '.join(splits)}, or another --evaluation"
-        )
+        others = [each for each in splits if each != taken]
+        other_split = f"--evaluation_split, one of {', '.join(others)}, or " if others else ""
+        raise ValueError(f"the second set {reason}; give {other_split}another --evaluation")
     return _rows(arguments, name, config, split, splits, arguments.max_eval_samples)
 
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from hf_lgelu.formats import counted, quoted, significant
 from hf_lgelu.models.config_keys import pretrained_roots, runtime_warnings
-from hf_lgelu.models.record import has_record, loads_elsewhere, saved_without_gates
+from hf_lgelu.models.record import VARIANT, has_record, loads_elsewhere, saved_without_gates
 from hf_lgelu.networks.outputs import Outputs
 from hf_lgelu.networks.rewrite import GATES_OF_CALLS, calls_of
 from hf_lgelu.refit.config import ConversionConfig
@@ -184,7 +184,10 @@ def config_warnings(model: nn.Module, changes: Sequence[str]) -> Iterator[str]:
             outer = model if hasattr(model, "transformers_model") else root  # sentence-transformers loads its own
             elsewhere = "ends in an error that names this function"
             if loads_elsewhere(root.config):
-                elsewhere = "gives the old gates, another network, without an error"
+                elsewhere = (
+                    "gives the old gates, another network, without an error, unless the folder was saved with "
+                    f"variant={VARIANT!r}, as hf-lgelu saves it"
+                )
             yield (
                 f"{name} has no config key that says these gates, so the config remembers them, and the saved folder "
                 f"needs hf_lgelu: load it by hf_lgelu.from_pretrained({type(outer).__name__}, folder). Any other load "

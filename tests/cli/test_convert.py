@@ -110,7 +110,7 @@ def test_a_folder_with_code_of_its_own_is_converted_where_that_is_asked_for(own_
     assert main(words) == 1
     assert "trust_remote_code" in capsys.readouterr().err
     assert main([*words, "--trust_remote_code"]) == 0
-    assert "the saved folder needs hf_lgelu" in capsys.readouterr().out
+    assert "without an error, unless the folder was saved with variant='needs_hf" in capsys.readouterr().out
     assert report_of(tmp_path / "relu")["report"]["gates"].keys() == {"act", "called.0"}
     loaded = hf_lgelu.from_pretrained(transformers.AutoModel, tmp_path / "relu", trust_remote_code=True).eval()
     state, x = load_file(tmp_path / "relu" / "model.needs_hf_lgelu.safetensors"), torch.linspace(-2, 2, 40).view(8, 5)
@@ -269,7 +269,7 @@ def test_data_in_the_folder_that_is_replaced_are_not_lost(option, place, tmp_pat
         ("gelu", ("--max_samples", 15), "at least 16 different rows"),
         ("gelu", ("--data_split", "trian"), "has no split 'trian'; it has train"),
         ("gelu", ("--label_column", "lable"), "has no column 'lable'; its columns are a (number)"),
-        ("gelu", ("--evaluation", "DATA"), "must be other rows than --data, split 'train'"),
+        ("gelu", ("--evaluation", "DATA"), "must be other rows than --data, split 'train'; give another --ev"),
         ("gelu", ("--max_eval_samples", 9), "must be other rows than --data, split 'train'"),
         ("gelu", ("--evaluation", "./linked.csv"), "must be other rows than --data, split 'train'"),
         ("gelu", ("--evaluation", "~/gelu/../rows.csv"), "must be other rows than --data, split 'train'"),
