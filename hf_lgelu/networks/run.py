@@ -87,8 +87,11 @@ def require_taken(model: nn.Module, inputs: Inputs, what: str) -> Any:
     try:
         return run_example(model, inputs)
     except NOT_TAKEN as error:
+        taken, hint = [*inspect.signature(model.forward).parameters], ""
+        if isinstance(inputs, dict) and inputs.keys().isdisjoint(taken):  # `call_with` passes the mapping itself
+            hint = f"No name among these is an argument of its forward ({', '.join(taken[:6])}). "
         raise ValueError(
-            f"{type(model).__name__} does not take the inputs of {what} ({in_words(inputs)}): {error}. Give "
+            f"{type(model).__name__} does not take the inputs of {what} ({in_words(inputs)}): {error}. {hint}Give "
             "batches with the names, shapes and dtypes that the model was trained on"
         ) from error
 

@@ -144,6 +144,7 @@ REFUSED = {  # what is converted, on what, how: the error, and what it names
     "no gate": (nn.Sequential(nn.Linear(6, 3), nn.ReLU()).double(), rows(), {}, ValueError, "nothing in it is smooth"),
     "15 rows": (PLAIN, rows(15).repeat(10, 1), {}, ValueError, "the 150 samples given have 15"),
     "sparse": (PLAIN, torch.eye(6).to_sparse(), {}, TypeError, r"dense tensors of numbers, .* torch\.sparse_coo"),
+    "no argument": (PLAIN, {"rows": rows()}, {}, ValueError, r"No name .* is an argument of its forward \(input\)"),
     "a batch of none": (PLAIN, rows(), {"batch_size": 0}, ValueError, "batch_size"),
     "no effort": (PLAIN, rows(), {"effort": "fast"}, ValueError, "refit, place, distill, got 'fast'"),
     "nothing to hold out": (PLAIN, rows(40), {"effort": "place"}, ValueError, "held out"),
