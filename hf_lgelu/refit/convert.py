@@ -85,9 +85,9 @@ def convert_to_relu(
             downsampling block, the second half of a gated unit. A norm or a factor may compute their weights.
         data: unlabelled inputs: a dataset, a DataLoader, an iterable of batches, a tensor or a mapping of tensors (see
             `hf_lgelu.networks.batches.read_batches`). Labels only go into the metrics of the report. Each of several
-            processes gets all data. Sequences of different lengths need an attention mask. They are padded with the
-            config's token, on the side of the padding that some have, else at the end. None for a causal language
-            model: it samples 8,192 tokens of text itself.
+            processes gets all data. Sequences of different lengths run alone without an attention mask. With one they
+            are padded with the config's token, on the side of the padding that some have, else at the end. None for a
+            causal language model: it samples 8,192 tokens of text itself.
         effort: the last rung to try: "refit" (the default), "place" or "distill"; see `ConversionConfig`.
         width: how many times the hidden units every block gets; a larger width brings the network nearer. 1 by default.
         keep: names of gates that stay smooth. None by default.
