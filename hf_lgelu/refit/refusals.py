@@ -10,7 +10,7 @@ from hf_lgelu.comparing.comparison import labels_fit, require_classes
 from hf_lgelu.networks.batches import TRIED, Batch
 from hf_lgelu.networks.outputs import OutputReader
 from hf_lgelu.networks.run import Inputs
-from hf_lgelu.networks.sites import SMOOTH_KINDS, find_sites
+from hf_lgelu.networks.sites import BOUNDED_KINDS, SMOOTH_KINDS, find_sites
 from hf_lgelu.networks.smooth_calls import find_smooth_calls
 from hf_lgelu.refit.config import RUNGS, ConversionConfig
 from hf_lgelu.refit.report import ConversionReport
@@ -111,7 +111,8 @@ def require_gates(model: nn.Module, inputs: Inputs, config: ConversionConfig) ->
         smooth = "".join(f"\n  {call}" for call in find_smooth_calls(model, inputs))
         advice = (
             f". What it computes smoothly:{smooth}.\nIf one of these is a gate that the code spells out, write it as a "
-            "call with a name, such as torch.nn.functional.silu(x), or as a module"
+            "call with a name, such as torch.nn.functional.silu(x), or as a module. Only ConversionConfig(kinds=) makes "
+            f"ReLU of {', '.join(BOUNDED_KINDS)}"
             if smooth
             else ": nothing in it is smooth"
         )

@@ -142,6 +142,7 @@ PLAIN = BY_NAME["mlp"].model()  # its gates are "1" and "3"
 TO_DISTILL = {"effort": "distill"}
 REFUSED = {  # what is converted, on what, how: the error, and what it names
     "no gate": (nn.Sequential(nn.Linear(6, 3), nn.ReLU()).double(), rows(), {}, ValueError, "nothing in it is smooth"),
+    "tanh": (nn.Sequential(nn.Tanh()), rows(), {}, ValueError, r"\(kinds=\) makes ReLU of tanh, sigmoid, softsign"),
     "15 rows": (PLAIN, rows(15).repeat(10, 1), {}, ValueError, "the 150 samples given have 15"),
     "sparse": (PLAIN, torch.eye(6).to_sparse(), {}, TypeError, r"dense tensors of numbers, .* torch\.sparse_coo"),
     "no argument": (PLAIN, {"rows": rows()}, {}, ValueError, r"No name .* is an argument of its forward \(input\)"),
