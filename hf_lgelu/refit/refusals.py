@@ -111,8 +111,8 @@ def require_gates(model: nn.Module, inputs: Inputs, config: ConversionConfig) ->
         smooth = "".join(f"\n  {call}" for call in find_smooth_calls(model, inputs))
         advice = (
             f". What it computes smoothly:{smooth}.\nIf one of these is a gate that the code spells out, write it as a "
-            "call with a name, such as torch.nn.functional.silu(x), or as a module. Only ConversionConfig(kinds=) makes "
-            f"ReLU of {', '.join(BOUNDED_KINDS)}"
+            "call with a name, such as torch.nn.functional.silu(x), or as a module. Only ConversionConfig(kinds=) "
+            f"makes ReLU of {', '.join(BOUNDED_KINDS)}"
             if smooth
             else ": nothing in it is smooth"
         )
