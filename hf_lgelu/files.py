@@ -108,7 +108,7 @@ def whole_folder(target: str | os.PathLike, *, overwrite: bool = False) -> Itera
 
     Args:
         target: the folder to write. An empty folder may be there. If it is a link, the folder that it leads to.
-        overwrite: replace a folder that is not empty, if it holds a model: a config.json or model.onnx.
+        overwrite: replace a folder that is not empty, if it holds a model: a config.json, model.onnx or model-int8.onnx.
 
     Raises the errors of `require_replaceable`, and OSError where nothing can be written.
     """
@@ -150,8 +150,11 @@ def require_replaceable(target: str | os.PathLike, *, overwrite: bool | None = F
         raise FileExistsError(f"{target} is not empty; give another folder{replace}")
     # sentence-transformers may keep its encoder, with the config, in a folder of its own.
     checkpoints = sorted(path.name for path in target.glob("checkpoint-*") if path.is_dir())
-    if not any((target / name).is_file() for name in (constants.CONFIG_NAME, "modules.json", "model.onnx")):
-        reason = "holds no config.json or model.onnx: it is no model that an export could replace"
+    known = (constants.CONFIG_NAME, "modules.json", "model.onnx", "model-int8.onnx")
+    if not any((target / name).is_file() for name in known):
+        reason = (
+            "holds no config.json and no model.onnx or model-int8.onnx: it is no model that an export could replace"
+        )
     elif (target / ".git").exists():
         reason = "is a repository of git, with its history"
     elif checkpoints:

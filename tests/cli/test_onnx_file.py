@@ -104,7 +104,8 @@ def test_pictures_and_arrays_convert_a_file(file, pictures, tmp_path, capsys):
     assert main(["export", f"{tmp_path}/out", "--to", "onnx", "--output_dir", f"{tmp_path}/int8"]) == 1
     assert f"Give its ONNX network by name, {tmp_path}/out/model.onnx" in capsys.readouterr().err
     call = ["export", f"{tmp_path}/out/model.onnx", "--to", "int8", "--data", f"{tmp_path}/rows.npz"]
-    assert main([*call, "--output_dir", f"{tmp_path}/int8"]) == 0
+    for words in ([], ["--overwrite"]):
+        assert main([*call, *words, "--output_dir", f"{tmp_path}/int8"]) == 0
     assert "relative error" in capsys.readouterr().out
     change = scores(tmp_path / "int8" / "model-int8.onnx", rows) - scores(tmp_path / "out" / "model.onnx", rows)
     assert 0 < change.square().mean() < 0.05 * scores(file, rows).var()
