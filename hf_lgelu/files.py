@@ -108,7 +108,8 @@ def whole_folder(target: str | os.PathLike, *, overwrite: bool = False) -> Itera
 
     Args:
         target: the folder to write. An empty folder may be there. If it is a link, the folder that it leads to.
-        overwrite: replace a folder that is not empty, if it holds a model: a config.json, model.onnx or model-int8.onnx.
+        overwrite: replace a folder that is not empty, if it holds a model: a config.json, model.onnx or
+            model-int8.onnx.
 
     Raises the errors of `require_replaceable`, and OSError where nothing can be written.
     """
