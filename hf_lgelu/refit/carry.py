@@ -64,11 +64,6 @@ class RecordedPair(NamedTuple):
     run_original: Run
     run_student: Run
 
-    def index_of(self, layer: Layer) -> int | None:
-        """The number of a layer of another recording in this one, or None."""
-        keys = list(map(_key, self.layers.layers))
-        return keys.index(_key(layer)) if _key(layer) in keys else None
-
 
 def _key(layer: Layer) -> tuple[str, tuple[int, ...]]:
     return layer.name, layer.sites
@@ -182,7 +177,7 @@ class Carrier:
                 for piece in batch.not_square():
                     self.pair_of(piece)
         self.pair = max(self._pairs.values(), key=lambda pair: len(pair.layers.layers))
-        self.layers, self._recording_of = _of_all(self.pair, list(self._pairs.values()))
+        self.layers, self.recording_of = _of_all(self.pair, list(self._pairs.values()))
 
     def close(self) -> None:
         """Forget all values that were carried."""
@@ -221,10 +216,6 @@ class Carrier:
         self._with_padding.update(*each_has(self._with_padding))
         return sums
 
-    def recording_of(self, index: int) -> Recording:
-        """The recording that a layer's nodes are from."""
-        return self._recording_of[index]
-
     def note(self, index: int) -> str | None:
         """The report's note on the rows of a layer that the batches have come to, or None."""
         padding = "padding may count: its rows are not those of the attention mask"
@@ -249,9 +240,10 @@ class Carrier:
         """The batches of a fold that come to a layer, with their values up to its aim."""
         for place, batch in enumerate(self._batches[fold]):
             pair = self.pair_of(batch)
-            here = pair.index_of(self.layers.layers[index])  # in the batch's own recording
-            if here is None:  # what Python read of this batch led past the layer
+            keys, key = list(map(_key, pair.layers.layers)), _key(self.layers.layers[index])
+            if key not in keys:  # what Python read of this batch led past the layer
                 continue
+            here = keys.index(key)  # in the batch's own recording
             stage, numbers = pair.stages[here], self.recordings.numbers_of(batch)
             if here == 0:
                 original = pair.recording.bind(batch.load().inputs, self._device)

@@ -75,7 +75,11 @@ class Refit:
                 # Both networks run up to the layer. Moments: sums over the rows of each fold, for each kink, first the
                 # kink 0. Nothing else holds them, and they are gone before the next layer's.
                 folds, *at_kinks = carrier.advance_to(index)
-                _require_finite(layer, folds)
+                if not all(fold.is_finite() for fold in folds):
+                    raise ConversionRefusedError(
+                        f"what reaches {layer.name} is not finite, in the original or after the layers already "
+                        f"refitted; {WHERE_NOT_FINITE}"
+                    )
                 if (gate := layer.depthwise_gate) is not None and at_kinks and len(folds) > 1:
                     folds, nearest = nearest_features([folds, *at_kinks], intercept=layer.has_intercept)
                     kinks = torch.tensor(KINKS, dtype=torch.float64)[nearest.cpu()]
@@ -84,7 +88,7 @@ class Refit:
                 # Ridge, written into the student. The next `advance_to` runs the layer's maps again, and carries on.
                 fit = _solved(layer, folds)
                 if fit is not None:
-                    write_refit(student, carrier.recording_of(index), layer, fit)
+                    write_refit(student, carrier.recording_of[index], layer, fit)
                     for write in writes.get(index, ()):
                         write(student)
                 # In a wider network, a block that could not be widened.
@@ -109,14 +113,6 @@ def _without_refit(layers: Layers, names: Sequence[str]) -> Iterator[LayerRefit]
     for gate in (names[index] for index in layers.unread):
         note = "no output that counts depends on it"
         yield LayerRefit((gate,), (gate,), "unchanged", note=note, is_unread=True)
-
-
-def _require_finite(layer: Layer, folds: Sequence[Moments]) -> None:
-    if not all(fold.is_finite() for fold in folds):
-        raise ConversionRefusedError(
-            f"what reaches {layer.name} is not finite, in the original or after the layers already refitted; "
-            f"{WHERE_NOT_FINITE}"
-        )
 
 
 def _solved(layer: Layer, folds: list[Moments]) -> RidgeFit | None:
