@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
+from hf_lgelu.activation.gates import DEFAULT_GATE, GATES, check_gate
 from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, DEFAULT_TEMPERATURE
 from hf_lgelu.activation.module import GATE_MODULES
 from hf_lgelu.models.config_keys import (
@@ -140,8 +140,8 @@ def substitute_relu(model: nn.Module, *, kinds: Sequence[str] = LEARNED_KINDS) -
         model: any module tree. Its config says ReLU then, as in `replace_activations`.
         kinds: rows of `hf_lgelu.networks.sites.KINDS`. ("gelu",) is the plain swap of GELU.
 
-    Raises ValueError for nothing to replace, and RuntimeError for a model that cannot be changed. The model is
-    unchanged then.
+    Raises ValueError for nothing to replace and for λ-gates that each forward makes anew, and RuntimeError for a model
+    that cannot be changed. The model is unchanged then.
 
     >>> import torch, hf_lgelu
     >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
@@ -155,6 +155,18 @@ def substitute_relu(model: nn.Module, *, kinds: Sequence[str] = LEARNED_KINDS) -
     """
     model = changeable_module(model)
     gates, sites = gates_by_site(model), found_sites(model, kinds)
+    texts = (
+        (f"{name}.{key}", value)
+        for name, module in model.named_modules()
+        for key, value in vars(module).items()
+        if isinstance(value, str)
+    )
+    by_name = [place for place, value in texts if value in GATES]
+    if by_name:  # of Mamba a convolution, beside the module that is found
+        raise ValueError(
+            f"{type(model).__name__} makes λ-gates anew in each forward, by their names in {', '.join(by_name[:4])}: "
+            "these learn no λ, and no ReLU takes their place. Convert the network with its plain activation"
+        )
     report = exchange_activations(model, sites, list(map(relu_for, sites)), plan_gates)
     report = replace(report, gates={site: gate for site, gate in gates.items() if site in report.sites})
     _warn_of_loads(model)

@@ -339,22 +339,18 @@ class Carrier:
                     nodes += [gate for use, *_ in layer.uses for gate in gates_before(recording, use)]
                 stops.append((nodes, [use[0].aim for use in layer.uses]))
             masks = [_mask_of(recording, layer) for layer in layers.layers]
+            inputs = {name: torch.empty(shape_of(node), device="meta") for node, name in recording.inputs.items()}
             pair = RecordedPair(
                 recording,
                 layers,
                 plan_stages(recording, stops, {*filter(None, masks)}),
                 masks,
-                _is_of_sound(recording),
+                any(is_of_sound(inputs[name], inputs) for name in MASKS if name in inputs),
                 partial(recording.run, weights=recording.weights(model), gate=gates_of(old_gates)),
                 partial(recording.run, weights=recording.weights(self._student), gate=gates_of(self._new_gates)),
             )
             self._pairs[recording] = pair
         return self._pairs[recording]
-
-
-def _is_of_sound(recording: Recording) -> bool:
-    shapes = {name: torch.empty(shape_of(node), device="meta") for node, name in recording.inputs.items()}
-    return any(is_of_sound(shapes[name], shapes) for name in MASKS if name in shapes)
 
 
 def _without_drift_before(arrival: _Arrival, use: LinearMap) -> _Arrival:

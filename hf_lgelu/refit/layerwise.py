@@ -7,7 +7,7 @@ from contextlib import closing
 import torch
 from torch import nn
 
-from hf_lgelu.formats import counted
+from hf_lgelu.formats import counted, significant
 from hf_lgelu.graph.layers import Layer, Layers, last_biases
 from hf_lgelu.models.copies import forget_quantizer, independent_copy
 from hf_lgelu.networks.outputs import SCORES
@@ -94,9 +94,12 @@ class Refit:
                 # In a wider network, a block that could not be widened.
                 is_left = any(original.extra.values()) and not any(map(original.extra.get, layer.sites))
                 note = "as many units as before" if is_left else None
-                refits.append(_described(layer, fit, names, carrier.note(index), note))
+                row, done = _described(layer, fit, names, carrier.note(index), note), index + 1
+                refits.append(row)
                 del fit
-                task.tell_layer(refits[-1], index + 1, len(layers.layers), time.perf_counter() - begun)
+                change = f"error {significant(row.error_before)} → {significant(row.error_after)}"
+                seconds = (time.perf_counter() - begun) / done * (len(layers.layers) - done)
+                task.tell(f"{done}/{len(layers.layers)} {row.layers[0]}  {change}  {seconds:.0f} s left")
 
         has_sigmoids = task.few.certainty() is not None and not task.few.has_classes(SCORES)
         if has_sigmoids and (biases := last_biases(carrier.pair.recording, carrier.pair.layers.layers)):

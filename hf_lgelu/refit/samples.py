@@ -109,10 +109,6 @@ class Samples:
                     out[position, slice(length - len(kept), None) if name in self.left else slice(len(kept))] = kept
         return self.batches[0].with_tensors(taken, taken.pop(LABELS, None))
 
-    def alone(self, number: int) -> Batch:
-        """A single sample, in its own length."""
-        return self.take([number], self.lengths[number])
-
 
 TEXTS, TEXT_TOKENS = 64, 128
 """The number and the length of the texts that a language model samples where no data are given."""
@@ -222,7 +218,7 @@ def choose_padding(samples: Samples, read: OutputReader) -> Samples:
     few = cropped.short_first(every)[:_TRIED_ALONE]
     with structure_restored(read.model) as is_another:
         try:
-            alone = [rows for number in few for rows in _rows_of(read, samples.alone(number))]
+            alone = [rows for number in few for rows in _rows_of(read, samples.take([number], samples.lengths[number]))]
         except NOT_TAKEN:
             return samples  # refused elsewhere
         lengths = (cropped.longest(few), cropped.longest(every)) if is_padded else ()

@@ -11,7 +11,6 @@ from typing import Any
 from torch import nn
 
 from hf_lgelu.comparing.comparison import LiveUnits, compare_outputs
-from hf_lgelu.formats import significant
 from hf_lgelu.graph.layers import find_layers
 from hf_lgelu.graph.recording import Recordings
 from hf_lgelu.models.config_keys import ConfigChange
@@ -145,13 +144,6 @@ class Task:
     def few(self) -> Outputs:
         """The original's outputs for a few samples."""
         return self.read(self.folds.samples.few.inputs)
-
-    def tell_layer(self, row: LayerRefit, done: int, layers: int, seconds: float) -> None:
-        """Tell that `done` of the `layers` are refitted, the last one as in `row`, and took `seconds` together."""
-        self.tell(
-            f"{done}/{layers} {row.layers[0]}  error {significant(row.error_before)} → "
-            f"{significant(row.error_after)}  {seconds / done * (layers - done):.0f} s left"
-        )
 
     def evaluate(self, student: nn.Module, batches: Iterable[Batch]) -> tuple[Evaluation | None, tuple[float, ...]]:
         """`evaluate_conversion` of original, plain swap and student, on this process's batches."""

@@ -11,7 +11,7 @@ from families import BY_NAME
 from tiny_training import lambda_gelus
 from torch import nn
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, BertForMaskedLM, activations
+from transformers import AutoModelForCausalLM, BertForMaskedLM, MambaConfig, MambaForCausalLM, activations
 
 from hf_lgelu import LambdaGELU, LambdaSiLU, replace_activations, substitute_relu
 from hf_lgelu.activation.module import LambdaGELUTanh
@@ -317,3 +317,14 @@ def test_nested_blocks_each_give_back_what_they_took():
             assert [type(m) for m in model] == [nn.ReLU] * 3
         assert all(now is then for now, then in zip(model, outer, strict=True))
     assert all(now is then for now, then in zip(model, original, strict=True))
+
+
+def test_gates_that_each_forward_makes_anew_are_refused():
+    """Mamba's convolution makes its activation by the name, whatever module stands at `act`."""
+    config = MambaConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, hidden_act="lambda_silu")
+    model = MambaForCausalLM(config).eval()
+    before = model(torch.arange(9)[None]).logits
+    with pytest.raises(ValueError, match=r"MambaForCausalLM makes λ-gates anew .* backbone\.layers\.0\.mixer\.act"):
+        substitute_relu(model)
+    assert type(model.backbone.layers[0].mixer.act) is LambdaSiLU
+    assert torch.equal(model(torch.arange(9)[None]).logits, before)
