@@ -76,7 +76,7 @@ class Distance:
 
     @property
     def main_measures(self) -> dict[str, str]:
-        """{measure: value} of the fewest measures that show each output; of several outputs, by the name of each."""
+        """{measure: value} of the main measures; of several outputs, those of each by its name."""
         if self.outputs:
             every = {name: distance.main_measures for name, distance in self.outputs.items()}
             return {

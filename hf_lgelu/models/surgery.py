@@ -162,7 +162,7 @@ def substitute_relu(model: nn.Module, *, kinds: Sequence[str] = LEARNED_KINDS) -
         if isinstance(value, str)
     )
     by_name = [place for place, value in texts if value in GATES]
-    if by_name:  # of Mamba a convolution, beside the module that is found
+    if by_name:  # as Mamba's convolution does, whatever module stands at `act`
         raise ValueError(
             f"{type(model).__name__} makes λ-gates anew in each forward, by their names in {', '.join(by_name[:4])}: "
             "these learn no λ, and no ReLU takes their place. Convert the network with its plain activation"

@@ -51,7 +51,7 @@ called. "other" is none: clamp(x, min=0.01) would be one, too."""
 
 
 class GatesAsModules:
-    """A model in eval mode whose gates are modules, inside a block and not after it; calls are after `take_calls`.
+    """A block in which a model is in eval mode and its gates are modules; its calls become modules by `take_calls`.
 
     Inside, the caller's autocast, inference mode and compilation are off. Threads take turns.
     """

@@ -162,7 +162,7 @@ def line_of(frame: FrameType) -> str:
 
 
 def frames_inside(modules: Collection[int] | None = None) -> tuple[nn.Module | None, list[FrameType]]:
-    """(the innermost module that runs now, if given one of the modules with these ids; its frames, innermost first).
+    """(the innermost module that runs now, of those with the ids `modules` if given; its frames, innermost first).
 
     Outside of all modules, as in a `__call__` of a network's own, it is None and every frame.
     """

@@ -72,7 +72,7 @@ def _key(layer: Layer) -> tuple[str, tuple[int, ...]]:
 def _of_all(first: RecordedPair, pairs: Sequence[RecordedPair]) -> tuple[Layers, list[Recording]]:
     """(the layers of all recordings in an order of computation, the recording that each is from).
 
-    What is told besides of layers is that of `first`, but for gates that another recording reaches.
+    Gates without a refit are those of `first`, less those that another recording reaches.
     """
     found: dict[Any, tuple[Layer, Recording]] = {}
     before: dict[Any, set[Any]] = defaultdict(set)  # {a layer: those that come right before it in some recording}

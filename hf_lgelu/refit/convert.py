@@ -1,8 +1,7 @@
 """A trained smooth network as a ReLU network, without training: seconds for BERT, 38 minutes for SmolLM2.
 
 Every smooth gate becomes ReLU. The linear maps after the gates are refitted, layer by layer (`Refit.make` in
-`layerwise.py`), by ridge regression on unlabelled samples. Features come from the student, aims from
-the original.
+`layerwise.py`), by ridge regression on unlabelled samples. Features come from the student, aims from the original.
 """
 
 import itertools
