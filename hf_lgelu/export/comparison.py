@@ -21,6 +21,7 @@ from hf_lgelu.comparing.comparison import compare_outputs
 from hf_lgelu.comparing.distance import Distance
 from hf_lgelu.environment import require
 from hf_lgelu.export.onnx_export import export_onnx
+from hf_lgelu.export.onnx_network import OnnxNetwork
 from hf_lgelu.export.onnx_run import OnnxModel
 from hf_lgelu.export.quantize import MAX_RELATIVE_ERROR, quantize_onnx
 from hf_lgelu.formats import DETECTION, NONE, RELATIVE_ERROR, quoted, score, significant, text_table
@@ -304,8 +305,11 @@ def _write_onnx(
 ) -> str:
     """Write the network as an ONNX file in float32 and in int8. Returns what int8 computes in integers."""
     rows = [batch.inputs if isinstance(batch.inputs, Tensor) else batch.tensors for batch in calibration]
-    first = calibration[0][:_TIMED_AT_ONCE]
-    export_onnx(network, float32, first.inputs if isinstance(first.inputs, Tensor) else first.tensors)
+    if isinstance(network, OnnxNetwork):
+        network.save(float32)  # its file's own graph; torch's exporter does not read shapes that are computed
+    else:
+        first = calibration[0][:_TIMED_AT_ONCE]
+        export_onnx(network, float32, first.inputs if isinstance(first.inputs, Tensor) else first.tensors)
     # The table shows how far int8 is, so that no file is refused.
     return quantize_onnx(float32, int8, rows, operations=operations, max_relative_error=math.inf).operations
 

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 from torch.nn import functional as F
 
-from hf_lgelu import OnnxNetwork, convert_to_relu
+from hf_lgelu import OnnxNetwork, convert_to_relu, export_int8
 
 
 def draw(*shape):
@@ -343,6 +343,28 @@ def test_constants_of_nodes_and_biases_that_are_added_are_refitted(tmp_path):
     converted.save(after)
     torch.testing.assert_close(torch.tensor(run(after, {"x": rows})[0]), of(converted, rows), rtol=1e-4, atol=1e-4)
     assert {each.name for each in onnx.load(after).graph.initializer} == {"w2", "b2_"}
+
+
+def test_int8_of_a_file_is_written_from_its_own_graph(tmp_path):
+    """A Reshape by sizes that the file computes: torch's exporter does not write it."""
+    make = helper.make_node
+    nodes = [
+        make("Shape", ["x"], ["sizes"]), make("Slice", ["sizes", "zero", "one"], ["rows"]),
+        make("Concat", ["rows", "minus"], ["target"], axis=0), make("Reshape", ["x", "target"], ["flat"]),
+        make("Gemm", ["flat", "w1"], ["h"]), make("Sigmoid", ["h"], ["s"]), make("Mul", ["h", "s"], ["g"]),
+        make("Gemm", ["g", "w2"], ["y"]),
+    ]  # fmt: skip
+    constants = {"zero": np.array([0], I64), "one": np.array([1], I64), "minus": np.array([-1], I64)}
+    constants |= {"w1": draw(12, 24) / 3, "w2": draw(24, 5) / 3}
+    path, rows = tmp_path / "net.onnx", torch.tensor(draw(160, 3, 4))
+    save(path, nodes, {"x": (["n", 3, 4], 1)}, constants)
+    original = OnnxNetwork(path, rows)
+    converted, _ = convert_to_relu(original, rows)
+    report = export_int8(converted, tmp_path / "int8", rows, original=original, allow_worse=True)
+    assert [(row.network, row.precision) for row in report.rows][-1] == ("converted", "int8")
+    (written,) = run(tmp_path / "int8" / "model.onnx", {"x": rows})
+    torch.testing.assert_close(torch.tensor(written), of(converted, rows), rtol=1e-4, atol=1e-4)
+    assert [node.op_type for node in onnx.load(tmp_path / "int8" / "model.onnx").graph.node].count("Relu") == 1
 
 
 ADDED = {
