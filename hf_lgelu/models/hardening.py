@@ -133,7 +133,7 @@ def initialize_hardness(
         raise ValueError(
             f"init_hardness must not exceed high_hardness, got init_hardness={low} and high_hardness={high}"
         )
-    gates = _settable_gates(model)
+    gates = _gates_in_memory(model)
     first, last = (high, low) if init_mode == "decreasing" else (low, high)
     values = [first + (last - first) * i / max(len(gates) - 1, 1) for i in range(len(gates))]
     given = None if temperature is None else torch.tensor(check_temperature(temperature))  # in float32, like t
@@ -146,7 +146,7 @@ def initialize_hardness(
     return {name: value for (name, _), value in zip(gates, values, strict=True)}
 
 
-def _settable_gates(model: nn.Module) -> list[tuple[str, LambdaGate]]:
+def _gates_in_memory(model: nn.Module) -> list[tuple[str, LambdaGate]]:
     """Every λ-gate. Raises an error if there is none, or if accelerate or FSDP1 keeps values of one elsewhere."""
     gates = require_lambda_gelu(model)
     require_values_here(gates)
@@ -201,8 +201,9 @@ def scheduled_hardness(schedule: str, start: Any, target: float, progress: float
 def switch_position(total: int, switch_fraction: float) -> int:
     """e_s = ⌊switch_fraction·T⌋: the last epoch (or step) in which λ is learned."""
     _require("switch_fraction", switch_fraction, 0 <= switch_fraction < 1, "[0, 1)")
-    # 0.29 · 100 is 28.999999999999996 in floating point and means 29. The last epoch is always at the target.
-    return min(math.floor(switch_fraction * total * (1 + 1e-12)), total - 1)
+    # 0.29 · 100 is 28.999999999999996 in floating point and means 29.
+    switch = math.floor(switch_fraction * total * (1 + 1e-12))
+    return min(switch, total - 1)  # the last epoch is always at the target
 
 
 def hardening_progress(position: int, total: int, switch_fraction: float = DEFAULT_SWITCH_FRACTION) -> float | None:
@@ -229,11 +230,11 @@ def anneal_hardness(
     target_hardness: float | Mapping[str, float] | None = None,
     schedule: str = "linear",
 ) -> None:
-    """Set every λ to its place on the way from λ(s) to the target; s itself keeps its value.
+    """Set every λ to its place on the way from λ(s) to the target; s keeps the value that it has learned.
 
-    Changes `model` in place. λ(e) follows from s, `progress` and the schedule, so a resumed run needs
-    nothing else. From the first call on, λ no longer follows s, and the gradient of s is exactly 0. Call
-    `freeze_hardness` before each optimizer step.
+    Changes `model` in place: λ goes into each gate's buffer `hardness_override`. λ(e) follows from s, `progress` and
+    the schedule, so a resumed run needs nothing else. From the first call on, λ no longer follows s, and the gradient
+    of s is exactly 0. Call `freeze_hardness` before each optimizer step.
 
     Args:
         model: an unwrapped model with λ-GELU sites.
@@ -252,8 +253,8 @@ def anneal_hardness(
     """
     target_of = target_of_each(model, target_hardnesses(target_hardness))
     annealed = []
-    for _, gate in _settable_gates(model):
-        # FSDP2 may keep s elsewhere than buffers (CPU offload).
+    for _, gate in _gates_in_memory(model):
+        # FSDP2 may keep s on another device than buffers (CPU offload).
         s, temperature = (
             whole_tensor(value).to(gate.hardness_override.device).double()
             for value in (gate.raw_hardness, gate.temperature)
@@ -289,8 +290,8 @@ def freeze_hardness(model: nn.Module) -> None:
 @torch.no_grad()
 def release_hardness(model: nn.Module) -> None:
     """Let λ follow s again. Changes `model` in place; no λ moves if the call is refused."""
-    for _, module in _settable_gates(model):
-        module.hardness_override.zero_()
+    for _, module in _gates_in_memory(model):
+        module.hardness_override.zero_()  # 0: λ follows s
 
 
 def is_hardened(model: nn.Module, target_hardness: float | Mapping[str, float] | None = None) -> bool:

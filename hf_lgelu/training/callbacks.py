@@ -77,7 +77,7 @@ class HardeningCallback(TrainerCallback):
     def __init__(self, config: HardeningConfig | None = None) -> None:
         self.config = HardeningConfig() if config is None else config
         self._epoch: int | None = None  # the number of the present epoch, from 1 on
-        self._has_learned = False  # whether a gradient has reached s
+        self._gradient_is_checked = False
 
     def on_train_begin(
         self, args: Any, state: TrainerState, control: Any, model: nn.Module, optimizer: Any = None, **others: Any
@@ -85,7 +85,7 @@ class HardeningCallback(TrainerCallback):
         config = self.config
         is_of_own_trainer = isinstance(args, LambdaGELUTrainingArguments)  # no other trainer needs them
         refuse_to_harden(config, args, state, model, optimizer)
-        self._epoch, self._has_learned = None, False
+        self._epoch, self._gradient_is_checked = None, False
         # LambdaGELUTrainer may have a best checkpoint of an earlier, soft run. A plain Trainer selects none.
         if is_of_own_trainer and not is_hardened(model, config.targets):
             state.best_metric = state.best_global_step = state.best_model_checkpoint = None
@@ -106,6 +106,7 @@ class HardeningCallback(TrainerCallback):
     def on_epoch_begin(self, args: Any, state: TrainerState, control: Any, model: nn.Module, **others: Any) -> None:
         # Epochs are counted here. `state.epoch` is the number of steps over the planned steps of an epoch. It keeps a
         # fraction if an epoch ends early (a loader with fewer batches than its length, `control.should_epoch_stop`).
+        # After a resume none has been counted, and `state.epoch` says where the run goes on.
         self._epoch = max((self._epoch or 0) + 1, _epoch_in(state))
         if self.config.hardening_strategy == "epoch":
             self._set_hardness(model, state)
@@ -117,11 +118,12 @@ class HardeningCallback(TrainerCallback):
     def on_pre_optimizer_step(
         self, args: Any, state: TrainerState, control: Any, model: nn.Module, **others: Any
     ) -> None:
+        # `global_step` has not moved since the step began, so this is the progress that λ was set for.
         if self.progress(state) is not None:
             freeze_hardness(model)
-        elif not self._has_learned:
+        elif not self._gradient_is_checked:  # in the first step in which s is learned
             require_gradient(model)
-            self._has_learned = True
+            self._gradient_is_checked = True
 
     def on_epoch_end(self, args: Any, state: TrainerState, control: Any, model: nn.Module, **others: Any) -> None:
         # Whatever `logging_steps` is, the history has λ of each epoch. Trainer saves it with the next checkpoint.
