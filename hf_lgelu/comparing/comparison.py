@@ -25,8 +25,8 @@ from hf_lgelu.networks.outputs import (
     OutputReader,
     Outputs,
     as_of_softmax,
-    in_order_of,
     is_causal,
+    with_nearest_queries,
 )
 from hf_lgelu.networks.run import Inputs, forward_hooks
 from hf_lgelu.processes import each_has
@@ -91,26 +91,61 @@ def compare_models(model: nn.Module, other: nn.Module, inputs: Inputs) -> Distan
     return comparison.distance
 
 
-class NetComparison:
-    """The distance of a network from the original in each output that counts, and its sums of labels, over batches.
-
-    A detector's distance is a sum over all places (queries of DETR, cells of YOLO) of all pictures:
+class PlacesComparison:
+    """The distance of a detector from the original, a sum over all places (queries of DETR, cells of YOLO):
 
         (Σ KL(scores) + 4 · Σ certainty · ‖box − original's box‖² / variance of the original's boxes) / Σ certainty
 
-    The certainty is the original's (`Outputs.certainty`), and the sum of certainties is at least 1. The variance is the
-    sum of those of a box's columns. A certain box whose squared error is this variance counts 4, 1 for each side. An
-    empty place has nearly equal scores in both networks, so it adds little to the first sum, and nothing to the second.
+    The certainty is the original's (`Outputs.certainty`), and the sum of certainties over all pictures is at least 1.
+    The variance is the sum of those of a box's columns, over all boxes alike. A certain box whose squared error is this
+    variance counts 4, 1 for each side. An empty place has nearly equal scores in both networks, so it adds little to
+    the first sum, and nothing to the second.
+    """
+
+    def __init__(self) -> None:
+        self._certainty = 0.0
+        self._kls: list[float] = []  # of each sample the sum over its places, like the errors
+        self._errors: list[float] = []
+
+    def add(self, batch: Batch, original: Outputs, student: Outputs) -> None:
+        """Add a batch of both detectors, place by place.
+
+        Places of padding count, too: the original is certain that nothing is there.
+        """
+        scores = [original.scores(SCORES, network.tensors[SCORES]) for network in (original, student)]
+        scores = scores if original.has_classes(SCORES) else [*map(as_of_softmax, scores)]
+        parts = [*scores, *(network.tensors[BOXES] for network in (original, student)), original.certainty()]
+        if batch.is_sample:
+            parts = [part[None] for part in parts]
+        for sample in zip(*parts, strict=True):  # scores of all places in float64 are large
+            wanted, given, box, given_box, certainty = (part.to("cpu", torch.float64) for part in sample)
+            self._certainty += certainty.sum().item()
+            self._kls.append(kl_terms(wanted, given).sum().item())
+            self._errors.append((certainty * difference(given_box, box).square().sum(-1)).sum().item())
+
+    def merge(self, other: "PlacesComparison") -> None:
+        """Add the sums of the comparison of another process."""
+        self._certainty += other._certainty
+        self._kls += other._kls
+        self._errors += other._errors
+
+    def gaps(self, variance: float) -> tuple[float, ...]:
+        """Each sample's part of the distance; `variance` is that of the original's boxes."""
+        certainty, variance = max(1.0, self._certainty), variance or 1.0  # boxes that are all 0 do not vary
+        pairs = zip(self._kls, self._errors, strict=True)
+        return tuple((kl + SIDES * error / variance) / certainty for kl, error in pairs)
+
+
+class NetComparison:
+    """The distance of a network from the original in each output that counts, and its sums of labels, over batches.
+
+    A detector's scores and boxes are compared as outputs, and together in `PlacesComparison`.
     """
 
     def __init__(self) -> None:
         self.label_sums = Counter[str]()  # the sums of `label_sums_of`
         self._outputs: dict[str, OutputComparison] = {}
-        # Of a detector: the sum of all certainties, and of each sample the two sums over its places. All places count,
-        # also those of padding: there the original is certain that nothing is.
-        self._certainty = 0.0
-        self._kls_of_samples: list[float] = []
-        self._errors_of_samples: list[float] = []
+        self._places: PlacesComparison | None = None  # None for a network that is no detector
 
     def add(self, batch: Batch, original: Outputs, student: Outputs, is_causal: bool = False) -> None:
         """Add the outputs of both networks for one batch.
@@ -125,41 +160,29 @@ class NetComparison:
                 f"the original gives {shapes} and the other {theirs} for the same inputs; only equal shapes "
                 "are compared: give networks for the same task, and outputs whose length no network chooses itself"
             )
-        student, certainty = in_order_of(original, student), original.certainty()
-        for number, (name, value) in enumerate(original.tensors.items()):
-            counted = batch.counted(value, name, channels_last=True)
-            if number == 0 and counted is not None and not counted.any():
-                return  # a batch of nothing but padding
-            parts = (original.scores(name, value), original.scores(name, student.tensors[name]), counted, certainty)
-            wanted, given, counted, certainties = (
-                part[None] if batch.is_sample and part is not None else part for part in parts
-            )
-            if certainties is not None and name in (SCORES, BOXES):
-                self._add_places(name, wanted, given, certainties, by_softmax=original.has_classes(SCORES))
+        masks = {name: batch.counted(value, name, channels_last=True) for name, value in original.tensors.items()}
+        of_first = next(iter(masks.values()))
+        if of_first is not None and not of_first.any():
+            return  # a batch of nothing but padding
+        student = with_nearest_queries(original, student)
+        if original.is_detector:
+            self._places = self._places or PlacesComparison()
+            self._places.add(batch, original, student)
+        for name, counted in masks.items():
+            wanted, given = (original.scores(name, network.tensors[name]) for network in (original, student))
+            if batch.is_sample:
+                wanted, given, counted = wanted[None], given[None], None if counted is None else counted[None]
             self._outputs.setdefault(name, OutputComparison()).add(wanted, given, counted, kind=original.kinds[name])
         self.label_sums.update(label_sums_of(student, batch, is_causal))
-
-    def _add_places(self, name: str, original: Tensor, student: Tensor, certainty: Tensor, *, by_softmax: bool) -> None:
-        """Add a detector's scores, or its boxes, (samples, places, columns); `certainty` is (samples, places)."""
-        if name == SCORES and not by_softmax:
-            original, student = as_of_softmax(original), as_of_softmax(student)
-        for sample in zip(original, student, certainty, strict=True):  # scores of all places in float64 are large
-            wanted, given, certainties = (part.to("cpu", torch.float64) for part in sample)
-            if name == SCORES:
-                self._certainty += certainties.sum().item()
-                self._kls_of_samples.append(kl_terms(wanted, given).sum().item())
-            else:
-                squares = difference(given, wanted).square().sum(-1)
-                self._errors_of_samples.append((certainties * squares).sum().item())
 
     def merge(self, other: "NetComparison") -> None:
         """Add the comparison of another process."""
         self.label_sums.update(other.label_sums)
-        self._certainty += other._certainty
         for name, change in other._outputs.items():
             self._outputs.setdefault(name, OutputComparison()).merge(change)
-        self._kls_of_samples += other._kls_of_samples
-        self._errors_of_samples += other._errors_of_samples
+        if other._places is not None:
+            self._places = self._places or PlacesComparison()
+            self._places.merge(other._places)
 
     @property
     def rows(self) -> int:
@@ -170,19 +193,16 @@ class NetComparison:
     def gaps(self) -> tuple[float, ...]:
         """Each sample's part of the distance."""
         farthest = self.distance
-        return self._gaps_of_detector() if farthest.detection is not None else self._outputs[farthest.output].gaps
+        return self._outputs[farthest.output].gaps if farthest.detection is None else self._gaps_of_detector()
 
     def _gaps_of_detector(self) -> tuple[float, ...]:
-        """Each sample's part of a detector's distance."""
-        certainty, variance = max(1.0, self._certainty), self._outputs[BOXES].variance or 1.0
-        pairs = zip(self._kls_of_samples, self._errors_of_samples, strict=True)
-        return tuple((kl + SIDES * error / variance) / certainty for kl, error in pairs)
+        return () if self._places is None else self._places.gaps(self._outputs[BOXES].variance)
 
     @property
     def distance(self) -> Distance:
         """The numbers that are reported about the network, of the output that is farthest from the original."""
         distances = {name: comparison.record(name) for name, comparison in self._outputs.items()}
-        if self._errors_of_samples:
+        if self._places is not None:
             distances[SCORES] = replace(distances[SCORES], detection=sum(self._gaps_of_detector()))
         farthest = max(deciding(distances), key=lambda distance: distance.value)
         return replace(farthest, metrics=metrics_of(self.label_sums), outputs=distances if len(distances) > 1 else {})

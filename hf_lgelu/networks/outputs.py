@@ -124,16 +124,20 @@ class Outputs(NamedTuple):
         """This network's or another's `output` of this name as class scores: the logarithm of probabilities."""
         return output.clamp(_LEAST_CHANCE).log() if self.kinds[name] == "probabilities" else output
 
-    def certainty(self) -> Tensor | None:
-        """(samples, boxes) the detector's certainty from 0 to 1 that a box holds something; None for other networks.
+    @property
+    def is_detector(self) -> bool:
+        """Whether there are scores and a box of each place in a picture."""
+        return _has_boxes(self.tensors)
 
-        A softmax's last score stands for an empty place. Scores without this last score are read by a sigmoid each: the
-        network's `config.num_labels` tells. Without a config they are read by a softmax.
-        """
-        if not {SCORES, BOXES} <= self.tensors.keys():
-            return None
+    @property
+    def is_sigmoid_detector(self) -> bool:
+        """Whether a sigmoid reads each score of a detector; a softmax has one score more, for an empty place."""
+        return self.is_detector and not self.has_classes(SCORES)
+
+    def certainty(self) -> Tensor:
+        """(samples, places) a detector's certainty from 0 to 1 that a box holds something."""
         scores = self.scores(SCORES, self.tensors[SCORES].float())
-        return 1 - scores.softmax(-1)[..., -1] if self.has_classes(SCORES) else scores.sigmoid().amax(-1)
+        return scores.sigmoid().amax(-1) if self.is_sigmoid_detector else 1 - scores.softmax(-1)[..., -1]
 
 
 LAYERS = (nn.Linear, Conv1D, _ConvNd)
@@ -154,7 +158,7 @@ class OutputReader:
     layer does not tell holds values. Named outputs of three axes have classes last. One number per sample (N,) becomes
     (N, 1).
 
-    With `box_channels`, all outputs together are a detector's, as `_detections` reads them.
+    With `box_channels`, all outputs together are a detector's, as `_maps_as_detections` reads them.
     """
 
     def __init__(self, model: nn.Module, names: Sequence[str] | None = None, box_channels: int | None = None) -> None:
@@ -180,7 +184,7 @@ class OutputReader:
         found, every = task_outputs(whole, self._names), task_outputs(whole)
         left_out = tuple(name for name in every if name not in found)
         if self._box_channels is not None:
-            detections = _detections(found, self._box_channels)
+            detections = _maps_as_detections(found, self._box_channels)
             return Outputs(detections, dict.fromkeys(detections, "values"), left_out=left_out)
         given = {name: value for name, value in found.items() if value.ndim}
         if not given:
@@ -200,7 +204,7 @@ class OutputReader:
             for name, value in tensors.items()
         }
         # RT-DETR and its kind rank the places of the encoder, and give the best.
-        chosen = isinstance(whole, Mapping) and "enc_topk_logits" in whole and {SCORES, BOXES} <= given.keys()
+        chosen = isinstance(whole, Mapping) and "enc_topk_logits" in whole and _has_boxes(given)
         return Outputs(tensors, kinds, chosen, left_out)
 
     def _find_class_axes(self, inputs: Any, maps: Collection[str]) -> dict[str, int | None]:
@@ -227,18 +231,18 @@ class OutputReader:
     def _kind(self, name: str, tensor: Tensor, every: Mapping[str, Tensor]) -> Kind:
         """The kind of one of the outputs, whose classes are on the last axis of `tensor`.
 
-        `every` has all outputs: that there are boxes says how scores are read, also where boxes do not count.
+        `every` has all outputs: boxes among them say how the scores are read, also if only the scores count.
         """
         if are_embeddings(self.model, name, every[name]):
             return "embeddings"
         config = getattr(self.model, "config", None)
-        if every[name].ndim < 2 or tensor.shape[-1] < 2 or not _exclude_each_other(config, name, every):
+        if every[name].ndim < 2 or tensor.shape[-1] < 2 or not _softmax_reads(config, name, every):
             return "values"
         chances = are_probabilities(tensor.detach())
         return "scores" if chances is None else "probabilities" if chances else "values"
 
 
-def _detections(found: Mapping[str, Tensor], box_channels: int) -> dict[str, Tensor]:
+def _maps_as_detections(found: Mapping[str, Tensor], box_channels: int) -> dict[str, Tensor]:
     """{"logits": (B, cells, classes), "pred_boxes": (B, cells, box channels)} of the maps of a detector.
 
     A map is (B, channels, H, W), (B, anchors, H, W, channels), or one row a cell; then the shorter axis has the
@@ -272,12 +276,16 @@ def _detections(found: Mapping[str, Tensor], box_channels: int) -> dict[str, Ten
     return {SCORES: scores, BOXES: boxes}
 
 
-def _exclude_each_other(config: Any, name: str, found: Mapping[str, Tensor]) -> bool:
+def _has_boxes(outputs: Mapping[str, Tensor]) -> bool:
+    return {SCORES, BOXES} <= outputs.keys()
+
+
+def _softmax_reads(config: Any, name: str, found: Mapping[str, Tensor]) -> bool:
     """Whether a softmax reads the columns of an output. Where a sigmoid reads each column, a KL would miss changes."""
     if config is None or name not in ("logits", "scores"):  # "scores" of a CrossEncoder
         return name in ("", *_CLASS_SCORES)
     labels = getattr(config, "num_labels", None)
-    if {SCORES, BOXES} <= found.keys() and labels is not None:
+    if _has_boxes(found) and labels is not None:
         return found[name].shape[-1] == labels + 1  # a softmax has one more score, for an empty place
     one_each = getattr(config, "problem_type", None) in ("regression", "multi_label_classification")
     return not one_each and labels != 1
@@ -288,7 +296,7 @@ def as_of_softmax(scores: Tensor) -> Tensor:
     return torch.stack([scores, torch.zeros_like(scores)], -1)
 
 
-def in_order_of(original: Outputs, student: Outputs) -> Outputs:
+def with_nearest_queries(original: Outputs, student: Outputs) -> Outputs:
     """The student's outputs; where queries are chosen, for each query of the original the student's nearest one.
 
     Queries with similar scores and a similar box are near. One may be the nearest of several, or of none: what such a

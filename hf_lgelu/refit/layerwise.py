@@ -10,7 +10,6 @@ from torch import nn
 from hf_lgelu.formats import counted, significant
 from hf_lgelu.graph.layers import Layer, Layers, last_biases
 from hf_lgelu.models.copies import forget_quantizer, independent_copy
-from hf_lgelu.networks.outputs import SCORES
 from hf_lgelu.refit.carry import KINKS, Carrier
 from hf_lgelu.refit.folds import load_own
 from hf_lgelu.refit.moments import Moments
@@ -101,8 +100,7 @@ class Refit:
                 seconds = (time.perf_counter() - begun) / done * (len(layers.layers) - done)
                 task.tell(f"{done}/{len(layers.layers)} {row.layers[0]}  {change}  {seconds:.0f} s left")
 
-        has_sigmoids = task.few.certainty() is not None and not task.few.has_classes(SCORES)
-        if has_sigmoids and (biases := last_biases(carrier.pair.recording, carrier.pair.layers.layers)):
+        if task.few.is_sigmoid_detector and (biases := last_biases(carrier.pair.recording, carrier.pair.layers.layers)):
             fit_last_biases(task.read, task.read.of(student), task.folds, biases)
         held_out, gaps = task.evaluate(student, load_own(task.folds.choosing))
         return Student(student, tuple(refits), held_out, gaps, tuple(told), original.share)

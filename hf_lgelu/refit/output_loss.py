@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from hf_lgelu.comparing.comparison import kl_terms
 from hf_lgelu.networks.batches import Batch
-from hf_lgelu.networks.outputs import BOXES, SCORES, SIDES, OutputReader, Outputs, as_of_softmax, in_order_of
+from hf_lgelu.networks.outputs import BOXES, SCORES, SIDES, OutputReader, Outputs, as_of_softmax, with_nearest_queries
 from hf_lgelu.networks.run import call_alike
 from hf_lgelu.processes import summed
 from hf_lgelu.refit.folds import Folds, evenly
@@ -49,10 +49,9 @@ def output_loss(
     the sum of the certainties. With several processes, the result is this process's part of the mean over all rows,
     and its rows count with its `weight`.
     """
-    given = in_order_of(original, student(batch.inputs, call_alike))
+    given = with_nearest_queries(original, student(batch.inputs, call_alike))
     variances = column_variances([(original, batch, weight)]) if variances is None else variances
     total = torch.zeros((), device=next(student.model.parameters()).device)
-    certainty = original.certainty()
     for name, expected in original.tensors.items():
         pair = [original.scores(name, value) for value in (expected, given.tensors[name])]
         if original.kinds[name] == "embeddings":
@@ -61,18 +60,19 @@ def output_loss(
             total = total + (1 - cosines).sum() / summed(total.new_tensor(weight * len(cosines)))
         wanted, found = (batch.without_padding(value, name, -1).float() for value in pair)
         shares = wanted.new_ones(len(wanted))
-        if certainty is not None and name in (SCORES, BOXES):
-            shares = batch.without_padding(certainty[..., None], name, -1)[:, 0]
+        is_of_places = original.is_detector and name in (SCORES, BOXES)
+        if is_of_places:
+            shares = batch.without_padding(original.certainty()[..., None], name, -1)[:, 0]
         rows = summed(weight * shares.sum()).clamp(min=1)
         has_classes = original.has_classes(name)
-        if has_classes or (certainty is not None and name == SCORES):
+        if has_classes or (is_of_places and name == SCORES):
             if not has_classes:
                 wanted, found = map(as_of_softmax, (wanted, found))
             total = total + kl_terms(wanted, found).sum() / rows
         else:
             varies = variances[name] > 0
             error = (shares @ (found - wanted).square())[varies] / variances[name][varies].to(found.dtype)
-            sides = SIDES if certainty is not None and name == BOXES else 1
+            sides = SIDES if is_of_places else 1
             total = total + sides * error.sum() / rows / max(int(varies.sum()), 1)
     return weight * total
 

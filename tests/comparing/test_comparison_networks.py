@@ -12,7 +12,7 @@ from hf_lgelu.comparing.distance import networks_table
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.surgery import TemporaryRelu
 from hf_lgelu.networks.batches import Batch
-from hf_lgelu.networks.outputs import OutputReader, Outputs, in_order_of
+from hf_lgelu.networks.outputs import OutputReader, Outputs, with_nearest_queries
 from hf_lgelu.refit.output_loss import output_loss
 from hf_lgelu.refit.task import evaluate_conversion
 
@@ -205,8 +205,8 @@ def test_boxes_of_chosen_queries_are_compared_with_the_nearest_in_whatever_order
     other = {"logits": scores[rows, order] + 0.01, "pred_boxes": boxes[rows, order], "logits_beside": scores}
     fixed = Outputs({"logits": scores, "pred_boxes": boxes}, {"logits": "values", "pred_boxes": "values"})
     chosen = fixed._replace(queries_are_chosen=True)
-    assert in_order_of(fixed, Outputs(other, {})).tensors is other
-    found = in_order_of(chosen, Outputs(other, {})).tensors
+    assert with_nearest_queries(fixed, Outputs(other, {})).tensors is other
+    found = with_nearest_queries(chosen, Outputs(other, {})).tensors
     torch.testing.assert_close(found["logits"], scores + 0.01, atol=0, rtol=0)
     torch.testing.assert_close(found["pred_boxes"], boxes, atol=0, rtol=0)
     assert found["logits_beside"] is scores
