@@ -102,12 +102,17 @@ def calls_as_modules(model: nn.Module, inputs: Inputs, kinds: Collection[str] = 
             f"{type(model).__name__} calls activations where no module can take their place "
             f"({'; '.join(dict.fromkeys(search.refused))}); {advice}"
         )
+    if not search.found:
+        yield
+        return
     with ExitStack() as changes:
         for owner, gates in search.found.items():
             changes.callback(put_gates(owner, list(gates), list(gates.values())))
-        again, is_same = _Search(model, kinds), False
-        with suppress(*NOT_TAKEN):
-            is_same = not search.found or agree(expected, again.run(inputs))
+        again = _Search(model, kinds)
+        try:
+            is_same = agree(expected, again.run(inputs))
+        except NOT_TAKEN:
+            is_same = False
         if not is_same or again.found or again.refused:
             calls = (call for found in (search.found, again.found) for gates in found.values() for call in gates)
             lines = [*(call.where for call in calls), *again.refused]
@@ -139,7 +144,7 @@ class _Search(TorchFunctionMode):
         with self:
             outputs, model = outputs_of(self._model, inputs), self._model
             ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
-            calls = self.found or any(map(calls_of, model.modules()))
+            calls = self.found or any(map(calls_of, model.modules()))  # or they are modules already
             if calls and isinstance(model, PreTrainedModel) and model.can_generate() and isinstance(ids, Tensor):
                 given: Any = placed({"input_ids": ids[:1, :2], "attention_mask": torch.ones_like(ids[:1, :2])}, model)
                 with evaluation_mode(model), suppress(Exception):  # what it cannot do is no part of a conversion
@@ -152,8 +157,13 @@ class _Search(TorchFunctionMode):
         frames = frames[1:]  # without this method's own frame; none where a forward is a function of torch itself
         # A module that computes an activation is a gate already.
         if frames and not isinstance(module, LambdaGate) and values_of_activation(module) is None:
-            is_own = [not str(frame.f_globals.get("__name__")).startswith(LIBRARIES) for frame in frames]
-            innermost = is_own.index(True) if True in is_own else len(frames) - 1
+            # Frames are numbered from the innermost one. The network's own code begins after those of libraries.
+            own = (
+                number
+                for number, frame in enumerate(frames)
+                if not str(frame.f_globals.get("__name__")).startswith(LIBRARIES)
+            )
+            innermost = next(own, len(frames) - 1)
             # The call of torch, and modules around it that a library has built for one call: `ACT2FN["gelu_new"](x)`.
             runs = [frame.f_locals for frame in frames[:innermost] if frame.f_code is RUN_OF_A_MODULE]
             calls = [(func, args, kwargs or {}), *((run["self"], run["args"], run["kwargs"]) for run in runs)]
@@ -168,7 +178,9 @@ class _Search(TorchFunctionMode):
         """
         rest = {name: value for name, value in named.items() if name != "inplace"}
         x = args[0] if args else rest.pop("input" if "input" in rest else next(iter(rest), ""), None)
-        if not isinstance(x, Tensor) or not x.is_floating_point() or isinstance(x, nn.Parameter):  # it is a scale
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            return None
+        if isinstance(x, nn.Parameter):  # a learned scale, made positive by a function
             return None
         gate = function if isinstance(function, nn.Module) else FunctionModule(function, args[1:], rest)
         if gate._get_name().endswith("_") or any(map(torch.is_tensor, pytree.tree_leaves(vars(gate)))):
@@ -188,12 +200,12 @@ class _Search(TorchFunctionMode):
         `torch_gate` is the gate that the call of torch computes, if it does. Frames before the number `innermost` are
         those of a library.
         """
-        place, where = self._method_around(frames), line_of(frames[innermost])
-        if place is None:
+        method_around, where = self._method_around(frames), line_of(frames[innermost])
+        if method_around is None:
             if torch_gate is not None:
                 self.refused.append(where)
             return
-        owner, method, at = place
+        owner, method, at = method_around
         try:
             way = self._way_down(method, at, innermost, frames, torch_gate)
             if way is None:
@@ -235,7 +247,8 @@ class _Search(TorchFunctionMode):
     def _method_around(self, frames: Sequence[FrameType]) -> tuple[nn.Module, FunctionType, int] | None:
         """(object, method, number of the frame where the method stands) of the innermost method around the frames.
 
-        The object is a module of the model. The frame is the method's own, or of a function inside it.
+        The object is a module of the model. The frame is the method's own, or of a function inside it. A method that
+        `super()` calls is none of the object's class, unless it has a name of its own; the way leads down to it.
         """
         for frame in frames:
             first = frame.f_code.co_varnames[:1] if frame.f_code.co_argcount else ()

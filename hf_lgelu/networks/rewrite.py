@@ -9,7 +9,8 @@
         return ACT2FN[name](h) * 2                     return _owner.called[1](h) * 2
 
 `called` is a list of modules. The object gets the class at the right, and the user's class stays as it is. A function
-that calls an activation is copied as a method of this class: `mix` is called by call 2 in the source of `forward`.
+that calls an activation is copied as a method of this class. Its name says which call in the source of `forward` calls
+it: `self.up(x)` is call 0, `F.gelu(…)` is 1, and `mix(…)` is 2.
 
 The source is changed, and not what a call does while it runs: whatever runs or traces the object then sees the
 modules, also `forward` itself, torch.fx, torch.jit and torch.export.
@@ -74,11 +75,11 @@ def put_gates(owner: nn.Module, calls: Sequence[Call], gates: Sequence[nn.Module
 
     The object gets another class. Raises ValueError where the code of the object does not have these calls.
     """
-    if hasattr(owner, GATES_OF_CALLS):
-        why = "are gates already; convert all kinds at once"
-        why = why if calls_of(owner) else f"need its attribute {GATES_OF_CALLS!r}"
-        raise ValueError(f"calls of {type(owner).__name__} {why}")
     cls: Any = type(owner)
+    if calls_of(owner):
+        raise ValueError(f"calls of {cls.__name__} are gates already; convert all kinds at once")
+    if hasattr(owner, GATES_OF_CALLS):
+        raise ValueError(f"calls of {cls.__name__} need its attribute {GATES_OF_CALLS!r}")
     after = _class_with_gates(cls, tuple(calls))
     # A method in an attribute (`self.run = self.fast`, or by accelerate's hooks) is still bound to the old code.
     own: Any = {function: name for name, function in inspect.getmembers_static(cls, inspect.isfunction)}
@@ -191,8 +192,10 @@ def _add_copy(body: dict[str, Any], name: str, held: Any, places: Sequence[_Plac
             (begin, end), (x_begin, x_end) = span(call), span(_argument(call))
             edits += [(begin, x_begin, f"{owner}.{GATES_OF_CALLS}[{ending.gate}]("), (x_end, end - 1, "")]
         else:
-            copied, is_parents = f"{_CALLS_OF_CLASS}_{name}_{number}", ast.unparse(call.func).startswith("super(")
+            copied = f"{_CALLS_OF_CLASS}_{name}_{number}"
             edits.append((*span(call.func), f"{owner}.{copied}"))
+            # `super().forward` alone is an attribute of a call, of all that `function_called` knows.
+            is_parents = isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Call)
             _add_copy(body, copied, function_called(function, number), below, is_method=is_parents)
     file = source.file
     for begin, end, text in sorted(edits, reverse=True):

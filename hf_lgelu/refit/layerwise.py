@@ -28,12 +28,17 @@ Writes = Mapping[int | None, Sequence[Callable[[nn.Module], None]]]
 class Refit:
     """The rung that fits the maps after the gates, layer by layer.
 
+    A layer's features are the inputs of its maps in the student. Its aim is the last value that the maps reach through
+    sums and scales alone, such as the residual sum. The fit changes the weights so that the student has there what the
+    original has: its rows are the original's values at the aim minus the student's.
+
     Its life, in `make`:
 
     1. The student is a copy of the original (of a wider one, with `width`) whose gates are ReLU.
     2. A rung above `plan`s what it writes in addition. What waits for no layer is written.
-    3. A `Carrier` brings both networks to each layer in turn. The gate before a depthwise map gets its kinks. The ridge
-       regression is fitted and written into the student, then what waited for this layer.
+    3. A `Carrier` brings both networks to each layer in turn, the student with the layers already refitted. The gate
+       before a depthwise map gets its kinks. The ridge regression is fitted and written into the student, then what
+       waited for this layer.
     4. The biases of a detector's last maps are fitted on its loss.
     5. The student is compared with the original on the samples that choose.
     """
@@ -71,19 +76,8 @@ class Refit:
             begun = time.perf_counter()
             task.tell(f"{self.effort}: {counted(len(layers.layers), 'layer')}")
             for index, layer in enumerate(layers.layers):
-                # Both networks run up to the layer. Moments: sums over the rows of each fold, for each kink, first the
-                # kink 0. Nothing else holds them, and they are gone before the next layer's.
-                folds, *at_kinks = carrier.advance_to(index)
-                if not all(fold.is_finite() for fold in folds):
-                    raise ConversionRefusedError(
-                        f"what reaches {layer.name} is not finite, in the original or after the layers already "
-                        f"refitted; {WHERE_NOT_FINITE}"
-                    )
-                if (gate := layer.depthwise_gate) is not None and at_kinks and len(folds) > 1:
-                    folds, nearest = nearest_features([folds, *at_kinks], intercept=layer.has_intercept)
-                    kinks = torch.tensor(KINKS, dtype=torch.float64)[nearest.cpu()]
-                    add_constant(student, gate.before, slice(None), -kinks / gate.factor.to(kinks), None)
-                del at_kinks
+                # Both networks run up to the layer. The sums over its rows are gone before the next layer's.
+                folds = _at_nearest_kinks(student, layer, carrier.advance_to(index))
                 # Ridge, written into the student. The next `advance_to` runs the layer's maps again, and carries on.
                 fit = _solved(layer, folds)
                 if fit is not None:
@@ -102,6 +96,7 @@ class Refit:
 
         if task.few.is_sigmoid_detector and (biases := last_biases(carrier.pair.recording, carrier.pair.layers.layers)):
             fit_last_biases(task.read, task.read.of(student), task.folds, biases)
+        # On samples that nothing was fitted on; they choose between the rungs.
         held_out, gaps = task.evaluate(student, load_own(task.folds.choosing))
         return Student(student, tuple(refits), held_out, gaps, tuple(told), original.share)
 
@@ -116,13 +111,35 @@ def _without_refit(layers: Layers, names: Sequence[str]) -> Iterator[LayerRefit]
         yield LayerRefit((gate,), (gate,), "unchanged", note=note, is_unread=True)
 
 
+def _at_nearest_kinks(student: nn.Module, layer: Layer, sums: Sequence[list[Moments]]) -> list[Moments]:
+    """The folds' sums over a layer's rows, with ReLUs that bend at 0 or, before a depthwise map, at the nearest kinks.
+
+    `sums` are those with each kink, 0 first. A kink is written into the student as a constant before the gate. Raises
+    ConversionRefusedError where a sum is not finite.
+    """
+    folds, *at_kinks = sums
+    if not all(fold.is_finite() for fold in folds):
+        raise ConversionRefusedError(
+            f"what reaches {layer.name} is not finite, in the original or after the layers already refitted; "
+            f"{WHERE_NOT_FINITE}"
+        )
+    gate = layer.depthwise_gate
+    if gate is None or not at_kinks or len(folds) == 1:
+        return folds
+    folds, nearest = nearest_features(sums, intercept=layer.has_intercept)
+    kinks = torch.tensor(KINKS, dtype=torch.float64)[nearest.cpu()]
+    add_constant(student, gate.before, slice(None), -kinks / gate.factor.to(kinks), None)
+    return folds
+
+
 def _solved(layer: Layer, folds: list[Moments]) -> RidgeFit | None:
+    """The ridge of a layer; None where no batch leads to it."""
     if not folds:
         return None
-    strengths = list(STRENGTHS) if layer.sites else [*WEAKER, *STRENGTHS]
-    if layer.is_tied or (not layer.sites and len(folds) == 1):  # a single fold cannot show that a change helps
-        strengths.clear()
-    return fit_ridge(folds, intercept=layer.has_intercept, strengths=strengths)
+    # Other modules hold a tied weight. Of maps without a gate, a single fold cannot show that a change helps.
+    may_change_weights = not layer.is_tied and (bool(layer.sites) or len(folds) > 1)
+    strengths = STRENGTHS if layer.sites else (*WEAKER, *STRENGTHS)
+    return fit_ridge(folds, intercept=layer.has_intercept, strengths=strengths if may_change_weights else ())
 
 
 def _described(layer: Layer, fit: RidgeFit | None, names: Sequence[str], *more: str | None) -> LayerRefit:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hf_lgelu.refit.moments import Moments
 
-# α, relative to the size of the features: the mean eigenvalue of their covariance, or close to it. The floor is a
+# α, relative to the size of the features: the mean eigenvalue of their Gram matrix, or close to it. The floor is a
 # safety device: duplicated rows and cross-validation on few rows choose strengths below it that are far off elsewhere.
 STRENGTHS = (1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0)
 # For maps that read the residual stream and no gate's output: these strengths were chosen in the middle of
@@ -137,9 +137,9 @@ def fit_ridge(folds: list[Moments], *, intercept: bool, strengths: Sequence[floa
     """The best candidate, fitted on all folds: no change, a change of only the bias, or a ridge of some strength.
 
     Each candidate is fitted on all folds but one and scored on the fold held out, in turn; of a wide map only the first
-    fold is held out (`held_out_once`). Of equal scores the lesser change wins. A single fold gets the weakest strength,
-    without errors; without strengths it gets no change. The list is emptied, and its sums are used up: they take most
-    of the memory.
+    fold is held out (`held_out_once`). Of equal scores the lesser change wins. Without `strengths` the weights stay,
+    and the bias may change. A single fold can score nothing: it gets the weakest strength, or without strengths no
+    change. The list is emptied, and its sums are used up: they take most of the memory.
     """
     total = reduce(operator.add, folds) if len(folds) > 1 else folds[0]
     best: tuple[Choice, float | None] = ("refit", strengths[0]) if strengths else ("unchanged", None)
