@@ -87,6 +87,8 @@ def changeable_module(model: nn.Module, *, temporarily: bool = False) -> nn.Modu
                 f"{type(module).__name__} of PEFT, whose saved adapter says nothing of activations. Replace these "
                 "before the adapter is put in, and substitute after merging: model = model.merge_and_unload()"
             )
+        elif isinstance(module, torch.jit.ScriptModule):
+            why = "TorchScript, whose code is fixed. Give the model from before torch.jit.script or torch.jit.trace"
         else:
             continue
         raise RuntimeError(f"the model cannot be changed: {where} is {why}")

@@ -171,7 +171,7 @@ def _walk(
             if kind is not None:
                 yield ActivationSite(f"{prefix}{attribute}", module, attribute, called, kind, fused, value)
     children = [(name, module, name, child) for name, child in module._modules.items() if child is not None]
-    copies, original = module._modules.get("modules_to_save"), module._modules.get("original_module")
+    copies, original = getattr(module, "modules_to_save", None), getattr(module, "original_module", None)
     if original is not None and isinstance(copies, nn.ModuleDict):  # PEFT saves this module: take the copy that runs
         active = () if module.disable_adapters else module.active_adapters
         if active and active[0] in copies:

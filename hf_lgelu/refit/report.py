@@ -1,6 +1,5 @@
 """Records of a conversion's changes to each layer and to the whole network: as JSON, and as a few lines of text."""
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,6 @@ ENOUGH_ROWS = 4
 """Rows for each feature; a layer that was fitted on fewer is called starved."""
 
 _NEAR = 1e-4  # distance below which the report gives no further advice
-_LOST = 0.3  # relative error of a map above which a network without wider blocks does not come back
 
 
 @dataclass(frozen=True)
@@ -180,17 +178,7 @@ class ConversionReport:
             lines += [f"  {line}" for line in text_table(*table, text_columns=1)]
         lines += [f"{what}: {how}" for what, how in what_was_done(self).items()]
         if self.held_out is not None and _NEAR <= self.held_out.refitted.value < math.inf:
-            errors = [(layer.layers[0], layer.error_after) for layer in self.layers if layer.error_after is not None]
-            lost = [*itertools.takewhile(lambda error: error[1] > _LOST, reversed(errors))]
-            is_lost = self.held_out.refitted.relative_error > _LOST and 0 < len(lost) < len(errors)
-            if is_lost and not self.can_be_wider:
-                (first, error), (_, last) = lost[-1], lost[0]
-                lines.append(
-                    f"The signal is lost from `{first}` on (relative error {significant(error)} there, "
-                    f"{significant(last)} in the last map); further rungs rarely bring it back. Keep the gates up to "
-                    "there smooth (`keep`)."
-                )
-            elif self.next_step is not None:
+            if self.next_step is not None:
                 lines.append(f"The next rung, `effort` {self.next_step!r}, may bring the network nearer.")
             if self.can_be_wider:
                 more = "`width` 1.25 adds a quarter, in about three times this time"

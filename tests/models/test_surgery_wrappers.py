@@ -85,6 +85,15 @@ def test_wrapped_for_distributed_training_is_refused(wrap, operate):
     assert [type(module) for module in (model[1], model[3])] == [nn.GELU] * 2
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*")
+@pytest.mark.parametrize("operate", OPERATIONS)
+def test_torchscript_inside_is_refused(operate):
+    model = nn.Sequential(nn.GELU(), torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.GELU())))
+    with pytest.raises(RuntimeError, match=r"module '1' is TorchScript.* before torch\.jit\.script"):
+        operate(model)
+    assert isinstance(model[0], nn.GELU)
+
+
 @pytest.mark.usefixtures("process_group")
 @pytest.mark.parametrize("whole", [True, False], ids=["root alone", "each linear layer too"])
 def test_a_model_sharded_by_fsdp2_can_be_substituted_for_an_evaluation(whole):

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import torch
-from report_by_hand import HELD_OUT, LAYERS, REPORT, distance
+from report_by_hand import REPORT
 from small_networks import convert_with
 from torch import nn
 from torch.utils.data import TensorDataset, default_collate
@@ -39,22 +39,6 @@ def test_calls_are_no_modules_to_put_gates_at():
     assert "`network.set_submodule(name, gate)`, of a function `setattr`" in said("act")
     assert "at each name in `report.gates` but those of calls (`called`)" in said("act", "up.called.0")
     assert "`report.gates`" not in said("called.0")
-
-
-def test_the_map_from_which_on_the_signal_is_lost_is_named():
-    def said(errors, of_network=0.7, **changes):
-        layers = [replace(LAYERS[0], layers=(f"map {number}",), error_after=each) for number, each in enumerate(errors)]
-        held_out = replace(HELD_OUT, refitted=distance(None, None, 9.0, of_network))
-        return str(replace(REPORT, layers=tuple(layers), held_out=held_out, next_step="place", **changes))
-
-    lost = said([0.05, 0.33, 0.2, 0.4, 0.8])
-    assert "lost from `map 3` on (relative error 0.4 there, 0.8 in the last map)" in lost
-    assert "The next rung" not in lost
-    assert "lost from" not in said([0.05, 0.33, 0.2, 0.4, 0.8], of_network=0.06)  # a detector of text
-    for errors, changes in (([0.05, 0.8, 0.2], {}), ([0.5, 0.8], {}), ([0.1, 0.8], {"can_be_wider": True})):
-        other = said(errors, **changes)
-        assert "lost" not in other
-        assert "The next rung, `effort` 'place'" in other
 
 
 def test_the_report_has_the_options_as_plain_values():
