@@ -120,7 +120,7 @@ class PlacesComparison:
         for sample in zip(*parts, strict=True):  # scores of all places in float64 are large
             wanted, given, box, given_box, certainty = (part.to("cpu", torch.float64) for part in sample)
             self._certainty += certainty.sum().item()
-            self._kls.append(kl_terms(wanted, given).sum().item())
+            self._kls.append(kl_terms(wanted, given).sum().item())  # of empty places, too: an invented object counts
             self._errors.append((certainty * difference(given_box, box).square().sum(-1)).sum().item())
 
     def merge(self, other: "PlacesComparison") -> None:
@@ -200,7 +200,10 @@ class NetComparison:
 
     @property
     def distance(self) -> Distance:
-        """The numbers that are reported about the network, of the output that is farthest from the original."""
+        """The numbers that are reported about the network, of the output that is farthest from the original.
+
+        Of a detector's scores and boxes, `detection` decides.
+        """
         distances = {name: comparison.record(name) for name, comparison in self._outputs.items()}
         if self._places is not None:
             distances[SCORES] = replace(distances[SCORES], detection=sum(self._gaps_of_detector()))

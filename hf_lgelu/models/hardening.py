@@ -259,7 +259,7 @@ def anneal_hardness(
             whole_tensor(value).to(gate.hardness_override.device).double()
             for value in (gate.raw_hardness, gate.temperature)
         )
-        start = hardness_from_raw(s, temperature)
+        start = hardness_from_raw(s, temperature)  # s stands still, so the way begins at the same λ each time
         annealed.append((gate, scheduled_hardness(schedule, start, target_of[id(gate)], progress)))
     for gate, hardness in annealed:
         gate.hardness_override.copy_(hardness)

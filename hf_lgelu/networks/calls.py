@@ -166,8 +166,8 @@ class _Search(TorchFunctionMode):
             innermost = next(own, len(frames) - 1)
             # The call of torch, and modules around it that a library has built for one call: `ACT2FN["gelu_new"](x)`.
             runs = [frame.f_locals for frame in frames[:innermost] if frame.f_code is RUN_OF_A_MODULE]
-            calls = [(func, args, kwargs or {}), *((run["self"], run["args"], run["kwargs"]) for run in runs)]
-            gates = (self._gate_of(*each, shape=getattr(output, "shape", None)) for each in calls)
+            candidates = [(func, args, kwargs or {}), *((run["self"], run["args"], run["kwargs"]) for run in runs)]
+            gates = (self._gate_of(*each, shape=getattr(output, "shape", None)) for each in candidates)
             self._locate(next(filter(None, gates), None), frames, innermost)
         return output
 
@@ -197,8 +197,8 @@ class _Search(TorchFunctionMode):
 
         The way down leads from the method's source to `mix(…)` there, and from the source of `mix` to `swish(…)`. It
         ends at the first call that computes a gate as a whole, here `swish(…)`, and else at the call of torch.
-        `torch_gate` is the gate that the call of torch computes, if it does. Frames before the number `innermost` are
-        those of a library.
+        `torch_gate` is the gate that the call of torch computes; other calls of torch, such as a product, need no
+        place. Frames before the number `innermost` are those of a library; here there are none.
         """
         method_around, where = self._method_around(frames), line_of(frames[innermost])
         if method_around is None:

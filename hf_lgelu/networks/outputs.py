@@ -299,8 +299,8 @@ def as_of_softmax(scores: Tensor) -> Tensor:
 def with_nearest_queries(original: Outputs, student: Outputs) -> Outputs:
     """The student's outputs; where queries are chosen, for each query of the original the student's nearest one.
 
-    Queries with similar scores and a similar box are near. One may be the nearest of several, or of none: what such a
-    box adds is not counted.
+    Queries with similar scores and a similar box are near. A student's query may be the nearest of several, or of none:
+    then it is not counted.
     """
     if not original.queries_are_chosen:
         return student

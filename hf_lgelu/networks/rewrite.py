@@ -79,7 +79,7 @@ def put_gates(owner: nn.Module, calls: Sequence[Call], gates: Sequence[nn.Module
     if calls_of(owner):
         raise ValueError(f"calls of {cls.__name__} are gates already; convert all kinds at once")
     if hasattr(owner, GATES_OF_CALLS):
-        raise ValueError(f"calls of {cls.__name__} need its attribute {GATES_OF_CALLS!r}")
+        raise ValueError(f"the gates of {cls.__name__} need the name {GATES_OF_CALLS!r}, which it uses itself")
     after = _class_with_gates(cls, tuple(calls))
     # A method in an attribute (`self.run = self.fast`, or by accelerate's hooks) is still bound to the old code.
     own: Any = {function: name for name, function in inspect.getmembers_static(cls, inspect.isfunction)}
@@ -178,7 +178,7 @@ def _add_copy(body: dict[str, Any], name: str, held: Any, places: Sequence[_Plac
     def span(node: Any) -> tuple[int, int]:
         return starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
 
-    # An edit puts a text in the place of the source from `begin` to `end`, before the line breaks that were there.
+    # An edit puts a text in the place of the source from `begin` to `end`. Line breaks there stay, after the text.
     edits: list[tuple[int, int, str]] = []
     owner = code.co_varnames[0] if is_method else "_owner"
     if not is_method:
@@ -187,14 +187,14 @@ def _add_copy(body: dict[str, Any], name: str, held: Any, places: Sequence[_Plac
     for number in dict.fromkeys(place.numbers[0] for place in places):
         call = source.calls[number]
         below = [_Place(gate, tuple(rest), chain[1:]) for gate, (first, *rest), chain in places if first == number]
-        ending = next((place for place in below if not place.chain), None)
-        if ending is not None:
+        own_gate = next((place.gate for place in below if not place.chain), None)
+        if own_gate is not None:  # the chain ends here; the gate holds the other arguments
             (begin, end), (x_begin, x_end) = span(call), span(_argument(call))
-            edits += [(begin, x_begin, f"{owner}.{GATES_OF_CALLS}[{ending.gate}]("), (x_end, end - 1, "")]
+            edits += [(begin, x_begin, f"{owner}.{GATES_OF_CALLS}[{own_gate}]("), (x_end, end - 1, "")]
         else:
             copied = f"{_CALLS_OF_CLASS}_{name}_{number}"
             edits.append((*span(call.func), f"{owner}.{copied}"))
-            # `super().forward` alone is an attribute of a call, of all that `function_called` knows.
+            # Only `super().forward` has a call before the dot. The parent's method has its `self` already.
             is_parents = isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Call)
             _add_copy(body, copied, function_called(function, number), below, is_method=is_parents)
     file = source.file

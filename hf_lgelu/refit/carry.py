@@ -263,7 +263,7 @@ class Carrier:
             student.clear()
 
     def _rows(self, arrival: _Arrival, maps: Sequence[LinearMap], kinks: Sequence[float]) -> list[FitRows]:
-        """Rows of one use of a layer: inputs of its `maps`, and the original's values at the aim minus the student's.
+        """Rows of one use of a layer: the student's inputs of its `maps`, and original minus student at the aim.
 
         The list has an entry for each kink of the gate before, kink 0 first. A convolution has rows at some positions.
         """

@@ -109,11 +109,11 @@ class HardeningCallback(TrainerCallback):
         # After a resume none has been counted, and `state.epoch` says where the run goes on.
         self._epoch = max((self._epoch or 0) + 1, _epoch_in(state))
         if self.config.hardening_strategy == "epoch":
-            self._set_hardness(model, state)
+            self._release_or_anneal(model, state)
 
     def on_step_begin(self, args: Any, state: TrainerState, control: Any, model: nn.Module, **others: Any) -> None:
         if self.config.hardening_strategy == "steps":
-            self._set_hardness(model, state)
+            self._release_or_anneal(model, state)
 
     def on_pre_optimizer_step(
         self, args: Any, state: TrainerState, control: Any, model: nn.Module, **others: Any
@@ -139,14 +139,13 @@ class HardeningCallback(TrainerCallback):
 
     def progress(self, state: TrainerState) -> float | None:
         """The progress of hardening at the trainer's position, in [0, 1]; None while λ is learned."""
+        position, total = state.global_step + 1, state.max_steps
         if self.config.hardening_strategy == "epoch":
-            # Before the first epoch begins, none has been counted.
-            position, total = self._epoch or _epoch_in(state), int(state.num_train_epochs)
-        else:
-            position, total = state.global_step + 1, state.max_steps
+            total = int(state.num_train_epochs)
+            position = self._epoch or _epoch_in(state)  # before the first epoch begins, none has been counted
         return hardening_progress(min(position, total), total, self.config.switch_fraction)
 
-    def _set_hardness(self, model: nn.Module, state: TrainerState) -> None:
+    def _release_or_anneal(self, model: nn.Module, state: TrainerState) -> None:
         config, progress = self.config, self.progress(state)
         if progress is None:
             release_hardness(model)
