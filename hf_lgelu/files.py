@@ -16,18 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _FILE_ENDINGS = (
-    ".csv",
-    ".tsv",
-    ".json",
-    ".jsonl",
-    ".parquet",
-    ".arrow",
-    ".txt",
-    ".safetensors",
-    ".bin",
-    ".onnx",
-    ".npz",
-    ".npy",
+    *(".csv", ".tsv", ".json", ".jsonl", ".parquet", ".arrow", ".txt"),
+    *(".safetensors", ".bin", ".onnx", ".npz", ".npy"),
 )
 
 

@@ -19,14 +19,7 @@ from hf_lgelu.models.checkpoint import copy_processor_files
 from hf_lgelu.models.copies import independent_copy
 from hf_lgelu.networks.batches import nothing_given, read_batches
 from hf_lgelu.networks.outputs import named_tensors, task_outputs
-from hf_lgelu.networks.run import (
-    NOT_TAKEN,
-    Inputs,
-    buffers_restored,
-    evaluation_mode,
-    in_own_forward,
-    require_plain,
-)
+from hf_lgelu.networks.run import NOT_TAKEN, Inputs, buffers_restored, evaluation_mode, in_own_forward, require_plain
 from hf_lgelu.networks.sites import uncompiled
 
 ONNX_FILE = "model.onnx"

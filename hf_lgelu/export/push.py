@@ -12,12 +12,7 @@ _HIDDEN = [".*", "*/.*", "checkpoint-*", "record.json"]  # a record of a run may
 _LOADED_INSTEAD = ["model*.safetensors", "model.safetensors.index.json", "pytorch_model*", "adapter_*"]
 
 
-def push_to_hub(
-    folder: str | os.PathLike,
-    repo_id: str,
-    *,
-    private: bool | None = None,
-) -> CommitInfo:
+def push_to_hub(folder: str | os.PathLike, repo_id: str, *, private: bool | None = None) -> CommitInfo:
     """Push a model folder by `upload_folder` of huggingface_hub, and delete old weights that would be loaded instead.
 
     Trainer's state, checkpoints and hidden files stay behind. A push that was cut off can be repeated.

@@ -16,14 +16,7 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from hf_lgelu.graph.aims import AimFinder, LinearMap
-from hf_lgelu.graph.maps import (
-    COPIES,
-    RESHAPES,
-    AffineOperation,
-    read_affine,
-    read_geometry,
-    shape_of,
-)
+from hf_lgelu.graph.maps import COPIES, RESHAPES, AffineOperation, read_affine, read_geometry, shape_of
 from hf_lgelu.graph.recorder import is_site, operation_name
 from hf_lgelu.graph.recording import Recording, StoredValue, upstream
 from hf_lgelu.networks.sites import ActivationSite

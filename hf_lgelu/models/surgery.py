@@ -17,13 +17,7 @@ from transformers.utils import logging
 from hf_lgelu.activation.gates import DEFAULT_GATE, GATES, check_gate
 from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, DEFAULT_TEMPERATURE
 from hf_lgelu.activation.module import GATE_MODULES
-from hf_lgelu.models.config_keys import (
-    ConfigChange,
-    forget_checkpoint,
-    plan_configs,
-    pretrained_roots,
-    write_configs,
-)
+from hf_lgelu.models.config_keys import ConfigChange, forget_checkpoint, plan_configs, pretrained_roots, write_configs
 from hf_lgelu.models.copies import changeable_module, require_values_here
 from hf_lgelu.models.hardening import MAX_SWAP_ERROR, GateHardness, gates_by_site, softest_gate
 from hf_lgelu.models.record import loads_elsewhere, plan_gates, saved_without_gates

@@ -37,13 +37,7 @@ from hf_lgelu.refit.refusals import can_take_steps, require_comparable, require_
 from hf_lgelu.refit.report import ConversionReport, StepTaken, with_live_units
 from hf_lgelu.refit.samples import TEXTS, read_samples, sampled_text
 from hf_lgelu.refit.task import Student, Task, choose_exchange
-from hf_lgelu.refit.verdict import (
-    config_warnings,
-    conversion_warnings,
-    own_text_warning,
-    require_good,
-    unread_warning,
-)
+from hf_lgelu.refit.verdict import config_warnings, conversion_warnings, own_text_warning, require_good, unread_warning
 from hf_lgelu.refit.widen import blocks_to_widen
 
 RUNG_CLASSES: dict[str, type[Refit] | type[Distill]] = {cls.effort: cls for cls in (Refit, Place, Distill)}

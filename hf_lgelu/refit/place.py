@@ -31,16 +31,7 @@ from hf_lgelu.processes import own_part
 from hf_lgelu.refit.always_on import ALWAYS_ON, best_gains, find_directions, gather_inputs, write_always_on
 from hf_lgelu.refit.carry import Carrier
 from hf_lgelu.refit.folds import Folds
-from hf_lgelu.refit.kinks import (
-    MOST_KINKS,
-    Basis,
-    Copies,
-    Kinks,
-    PlacementSums,
-    first_of,
-    fit_kinks,
-    share_out,
-)
+from hf_lgelu.refit.kinks import MOST_KINKS, Basis, Copies, Kinks, PlacementSums, first_of, fit_kinks, share_out
 from hf_lgelu.refit.layerwise import Refit, Writes
 from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.refusals import ConversionRefusedError

@@ -13,13 +13,7 @@ from hf_lgelu.networks.rewrite import GATES_OF_CALLS, calls_of
 from hf_lgelu.refit.config import ConversionConfig
 from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT, LEAST_SAMPLES_TO_HOLD_OUT
 from hf_lgelu.refit.refusals import WHERE_NOT_FINITE, ConversionRefusedError
-from hf_lgelu.refit.report import (
-    ENOUGH_ROWS,
-    ConversionReport,
-    Evaluation,
-    LayerRefit,
-    evaluations,
-)
+from hf_lgelu.refit.report import ENOUGH_ROWS, ConversionReport, Evaluation, LayerRefit, evaluations
 
 _ENOUGH_TO_SPLIT = 2 * 8 * LEAST_SAMPLES_TO_HOLD_OUT
 _ENOUGH_SAME_NEIGHBOURS = 0.9  # share of embeddings; below it a search finds other neighbours too often

@@ -29,11 +29,7 @@ from hf_lgelu import (
     initialize_hardness,
     substitute_relu,
 )
-from hf_lgelu.models.hardening import (
-    hardening_progress,
-    is_hardened,
-    release_hardness,
-)
+from hf_lgelu.models.hardening import hardening_progress, is_hardened, release_hardness
 
 
 def chain(count, **options):

@@ -9,12 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor
 
-from hf_lgelu import (
-    anneal_hardness,
-    freeze_hardness,
-    hardness_profile,
-    initialize_hardness,
-)
+from hf_lgelu import anneal_hardness, freeze_hardness, hardness_profile, initialize_hardness
 from hf_lgelu.models.hardening import is_hardened, release_hardness
 from hf_lgelu.training.refusals import check_hardness_learns
 

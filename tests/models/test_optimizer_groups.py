@@ -7,10 +7,7 @@ from tiny_training import lambda_gelus, names_in, tiny_model
 from transformers import Trainer
 
 from hf_lgelu import hardness_parameter_groups, hardness_profile, replace_activations
-from hf_lgelu.models.optimizer_groups import (
-    HARDNESS_GROUP,
-    separate_hardness_group,
-)
+from hf_lgelu.models.optimizer_groups import HARDNESS_GROUP, separate_hardness_group
 
 
 @pytest.mark.parametrize("network", ["mlp", "gpt2", "resnet"])

@@ -5,13 +5,7 @@ import torch
 from loud_nets import VOCABULARY, loud, tokens
 from small_networks import convert_with
 from torch import nn
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    BertModel,
-    MixtralConfig,
-    MixtralForCausalLM,
-)
+from transformers import BertConfig, BertForMaskedLM, BertModel, MixtralConfig, MixtralForCausalLM
 
 BERT = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_attention_heads": 2, "max_position_embeddings": 16}
 EXPERTS = {

@@ -8,11 +8,7 @@ import pytest
 import torch
 from lgelu_lab.benchmarks.data import BenchmarkData, FeatureRows
 from lgelu_lab.benchmarks.table import BENCHMARKS
-from lgelu_lab.measurements.conversion import (
-    CONVERSION_COLUMNS,
-    ConversionSettings,
-    measure_conversion,
-)
+from lgelu_lab.measurements.conversion import CONVERSION_COLUMNS, ConversionSettings, measure_conversion
 from lgelu_lab.measurements.networks import draw_calibration
 from small_networks import convert_with
 

@@ -11,15 +11,7 @@ from lgelu_lab.measurements.records import write_measurement
 from lgelu_lab.report.drawing import save
 from lgelu_lab.report.frames import read_frames
 from lgelu_lab.report.paper import read_paper_values
-from lgelu_lab.report.write import (
-    ALL_TABLES,
-    END,
-    FIGURES,
-    SECTIONS,
-    START,
-    put_results,
-    read_downstream,
-)
+from lgelu_lab.report.write import ALL_TABLES, END, FIGURES, SECTIONS, START, put_results, read_downstream
 from lgelu_lab.studies.records import read_records, write_record
 from matplotlib import image
 from PIL import Image
