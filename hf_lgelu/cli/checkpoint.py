@@ -17,12 +17,20 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from hf_lgelu.environment import require
-from hf_lgelu.export.card import MODULES_FILE, SENTENCE_CLASSES, SENTENCE_SETTINGS, sentence_class
 from hf_lgelu.export.onnx_export import ONNX_FILE
 from hf_lgelu.export.onnx_network import OnnxNetwork
 from hf_lgelu.export.push import push_to_hub
 from hf_lgelu.files import local
-from hf_lgelu.models.checkpoint import copy_processor_files, load_checkpoint, processor_files, save_checkpoint
+from hf_lgelu.models.checkpoint import (
+    MODULES_FILE,
+    SENTENCE_CLASSES,
+    SENTENCE_SETTINGS,
+    copy_processor_files,
+    load_checkpoint,
+    processor_files,
+    save_checkpoint,
+    sentence_class,
+)
 from hf_lgelu.models.loading import from_pretrained
 from hf_lgelu.models.record import loads_elsewhere
 

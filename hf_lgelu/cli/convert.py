@@ -19,21 +19,13 @@ from hf_lgelu.cli.onnx_file import read_onnx_file
 from hf_lgelu.comparing.comparison import compare_outputs
 from hf_lgelu.comparing.distance import networks_table
 from hf_lgelu.environment import hardware
-from hf_lgelu.export.card import (
-    CheckpointFacts,
-    Provenance,
-    facts_of_folder,
-    own_name,
-    render_conversion_card,
-    save_card,
-    stated_licence,
-)
+from hf_lgelu.export.card import Provenance, own_name, render_conversion_card, save_card, stated_licence
 from hf_lgelu.export.onnx_export import ONNX_FILE
 from hf_lgelu.export.onnx_network import OnnxNetwork
 from hf_lgelu.files import is_hub_id, is_onnx, whole_folder
 from hf_lgelu.formats import text_table
 from hf_lgelu.graph.layers import find_layers
-from hf_lgelu.models.checkpoint import require_same_model
+from hf_lgelu.models.checkpoint import CheckpointFacts, facts_of_folder, require_same_model
 from hf_lgelu.models.config_keys import runtime_warnings
 from hf_lgelu.networks.calls import GatesAsModules
 from hf_lgelu.networks.outputs import Outputs, is_causal

@@ -3,22 +3,19 @@
 Each has a template beside this file. What stands in a template and is not given is left out of the card.
 """
 
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import ModelCard, ModelCardData
-from huggingface_hub.constants import CONFIG_NAME, REPOCARD_NAME
+from huggingface_hub.constants import REPOCARD_NAME
 from huggingface_hub.errors import HTTPError
 from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedModel
-from transformers.modelcard import TASK_MAPPING
 from yaml import YAMLError
 
 from hf_lgelu.activation.gates import check_gate
@@ -26,27 +23,14 @@ from hf_lgelu.comparing.distance import Distance, networks_table
 from hf_lgelu.environment import hardware, package_versions
 from hf_lgelu.files import whole_file
 from hf_lgelu.formats import markdown_table, percent, quoted, score, significant
-from hf_lgelu.models import mlp
+from hf_lgelu.models.checkpoint import MLP_CLASS, ONNX_CLASS, CheckpointFacts, facts_of_folder
 from hf_lgelu.models.hardening import GateHardness, gates_by_site
-from hf_lgelu.models.record import RECORD_KEY
 from hf_lgelu.networks.sites import require_lambda_gelu
 from hf_lgelu.refit.config import RUNGS
 from hf_lgelu.refit.report import ConversionReport, evaluations, gates_in_words, what_was_done
 
 if TYPE_CHECKING:
     from hf_lgelu.export.plain import CheckpointExport
-
-_MLP_CLASS = mlp.MLPForClassification.__name__
-SENTENCE_CLASSES = ("SentenceTransformer", "SparseEncoder", "CrossEncoder")
-"""Of sentence-transformers: embeddings, embeddings over a vocabulary, scores of pairs."""
-
-ONNX_CLASS = "OnnxNetwork"
-
-MODULES_FILE = "modules.json"
-"""What a checkpoint of sentence-transformers has: the list of its modules and their folders."""
-
-SENTENCE_SETTINGS = "config_sentence_transformers.json"
-"""Where a checkpoint of sentence-transformers has the name of its class."""
 
 # The MLP is this package's own class, and its ReLU network loads without the package, too.
 _MLP_IN_TORCH = """\
@@ -61,67 +45,8 @@ for name in [*(f"layers.{i}.linear" for i in range(len(weights) // 2 - 1)), "cla
     modules += [linear, torch.nn.ReLU()]
 model = torch.nn.Sequential(*modules[:-1]).eval()"""
 
-# Classes that transformers' table does not have.
-_OTHER_TASKS = {
-    _MLP_CLASS: "tabular-classification",
-    "SentenceTransformer": "sentence-similarity",
-    "SparseEncoder": "feature-extraction",
-    "CrossEncoder": "text-ranking",
-    "TimmWrapperForImageClassification": "image-classification",
-}
-
-TEMPLATE, _CONVERSION_TEMPLATE = (
-    Path(__file__).with_name(f"{name}_card_template.md") for name in ("model", "conversion")
-)
-
-
-@dataclass(frozen=True)
-class CheckpointFacts:
-    """The facts of a checkpoint that decide how it is loaded.
-
-    `needs_package` says that the config alone does not build the network (`from_pretrained`). A checkpoint of
-    sentence-transformers is of one of SENTENCE_CLASSES, whatever its encoder.
-    """
-
-    model_class: str
-    needs_package: bool = False
-
-    @property
-    def is_of_sentences(self) -> bool:
-        """Whether sentence-transformers loads it."""
-        return self.model_class in SENTENCE_CLASSES
-
-    @property
-    def library(self) -> str:
-        """The Hub's name of the library that loads it."""
-        other = "sentence-transformers" if self.is_of_sentences else "transformers"
-        return {ONNX_CLASS: "onnx", _MLP_CLASS: "hf_lgelu"}.get(self.model_class, other)
-
-    @property
-    def task(self) -> str | None:
-        """The Hub's name of what models of this class do; None for a class that is not known here."""
-        # Of several tasks the last, as on the cards of transformers' Trainer: BART is also in the one of masks.
-        for task, classes in reversed(TASK_MAPPING.items()):
-            if any(self.model_class in ([name] if isinstance(name, str) else name) for name in classes.values()):
-                return task
-        return _OTHER_TASKS.get(self.model_class)
-
-
-def facts_of_folder(folder: str | os.PathLike) -> CheckpointFacts:
-    """The facts of a saved model, from its config.json. Raises FileNotFoundError, or ValueError for no class in it."""
-    config = json.loads((Path(folder) / CONFIG_NAME).read_text(encoding="utf-8"))
-    name = str((config.get("architectures") or [""])[0])
-    if (Path(folder) / MODULES_FILE).is_file():
-        name = sentence_class(Path(folder) / SENTENCE_SETTINGS)
-    if not name.isidentifier():  # it becomes Python on the card
-        raise ValueError(f"{folder} names no class of a model, but {name[:80]!r}; use save_pretrained")
-    return CheckpointFacts(name, needs_package=RECORD_KEY in config)
-
-
-def sentence_class(settings: Path | None) -> str:
-    """The class that the settings of a checkpoint name: as in sentence-transformers SentenceTransformer by default."""
-    named = json.loads(settings.read_text(encoding="utf-8")) if settings is not None and settings.is_file() else {}
-    return str(named.get("model_type", SENTENCE_CLASSES[0]))
+TEMPLATE = Path(__file__).with_name("model_card_template.md")
+_CONVERSION_TEMPLATE = Path(__file__).with_name("conversion_card_template.md")
 
 
 def loading_code(checkpoint: CheckpointFacts, where: str, *, activation: str | None) -> dict[str, str]:
@@ -135,7 +60,7 @@ def loading_code(checkpoint: CheckpointFacts, where: str, *, activation: str | N
     load = name if checkpoint.is_of_sentences else f"{name}.from_pretrained"
     without = f'from {package} import {name}\n\nmodel = {load}("{where}")'
     own = f'import hf_lgelu\nfrom {package} import {name}\n\nmodel = hf_lgelu.from_pretrained({name}, "{where}")'
-    if name == _MLP_CLASS:
+    if name == MLP_CLASS:
         without = _MLP_IN_TORCH if activation == "relu" else ""
     return {"plain_code": without if activation else "", "lgelu_code": own}
 
@@ -179,29 +104,24 @@ def write_card(
     'README.md'
     """
     require_lambda_gelu(model)
-    return _write(folder, gates_by_site(model), str(model.name_or_path), None, license, repo_id=repo_id)
+    return _write(folder, gates_by_site(model), str(model.name_or_path), None, license=license, repo_id=repo_id)
 
 
 def write_export_card(
-    report: "CheckpointExport",
-    folder: str | os.PathLike,
-    *,
-    top: str = "",
-    license: str | None = None,
+    report: "CheckpointExport", folder: str | os.PathLike, *, top: str = "", license: str | None = None,
     repo_id: str | None = None,
-) -> Path:
+) -> Path:  # fmt: skip
     """Write README.md into the folder of an export, as `write_card` does; `top` is the table below its title."""
-    words = {"top": top, "change": report.change, "smooth_calls": report.smooth_calls, "repo_id": repo_id}
-    return _write(folder, report.gates, report.original, report.activation, license, **words)
+    words = {"top": top, "change": report.change, "smooth_calls": report.smooth_calls}
+    words |= {"license": license, "repo_id": repo_id}
+    return _write(folder, report.gates, report.original, report.activation, **words)
 
 
 def _write(
-    folder: str | os.PathLike, gates: Mapping[str, GateHardness], original: str, activation: str | None,
-    license: str | None, **words: Any,
-) -> Path:  # fmt: skip
-    license = license or (stated_licence(original) if original else None)
-    name = own_name(original)
-    card = render_card(facts_of_folder(folder), gates, name=name, activation=activation, license=license, **words)
+    folder: str | os.PathLike, gates: Mapping[str, GateHardness], original: str, activation: str | None, **words: Any
+) -> Path:
+    words["license"] = words["license"] or (stated_licence(original) if original else None)
+    card = render_card(facts_of_folder(folder), gates, name=own_name(original), activation=activation, **words)
     return save_card(card, folder)
 
 
@@ -218,9 +138,8 @@ def render_card(
     hardness = [gate.hardness for gate in gates.values()]
     low, high = (f"{value:.4g}" for value in (min(hardness), max(hardness)))
     is_moved = any(gate.is_moved for gate in gates.values())
-    stages = {"as learned": {site: gate.learned for site, gate in gates.items()}} if is_moved else {}
     given: dict[str, Any] = {
-        "stages": stages,
+        "stages": {"as learned": {site: gate.learned for site, gate in gates.items()}} if is_moved else {},
         "is_relu": is_relu,
         "gates": gates,
         "learned": " and ".join(row.label for row in rows),
@@ -295,7 +214,7 @@ def fill_card(
     repo_id: str | None = None,
     license: str | None = None,
     activation: str | None = None,
-    header: Mapping[str, Any] = MappingProxyType({}),
+    header: Mapping[str, Any] | None = None,
     **words: Any,
 ) -> ModelCard:
     """A template with its header, the code that loads the checkpoint, and `words`; `name` is the title without a
@@ -305,7 +224,7 @@ def fill_card(
     title = repo_id.rpartition("/")[2] if repo_id else name
     entries = {"license": license, "library_name": checkpoint.library, "pipeline_tag": checkpoint.task, "tags": [*tags]}
     # The Hub wants a name next to results.
-    data = ModelCardData(**entries, **header, model_name=title if "eval_results" in header else None)
+    data = ModelCardData(**entries, **(header or {}), model_name=title if header and "eval_results" in header else None)
     words = loading_code(checkpoint, repo_id or "FOLDER", activation=activation) | words
     words |= {"license": license, "activation": activation, "title": plain(title)}
     words["model_class"] = checkpoint.model_class

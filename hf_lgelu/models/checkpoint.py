@@ -1,7 +1,9 @@
-"""Loading of a checkpoint as the model class that it names, and a model's files other than its weights."""
+"""Checkpoints: what loads one, loading as the model class that it names, saving, and the files beside the weights."""
 
+import json
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,12 +20,13 @@ from transformers import (
     TimmWrapperForImageClassification,
     TimmWrapperModel,
 )
+from transformers.modelcard import TASK_MAPPING
 from transformers.utils import CHAT_TEMPLATE_DIR, logging
 
 from hf_lgelu.files import local, require_inside, require_there
 from hf_lgelu.models.loading import from_pretrained
 from hf_lgelu.models.mlp import MLPForClassification
-from hf_lgelu.models.record import VARIANT, loads_elsewhere
+from hf_lgelu.models.record import RECORD_KEY, VARIANT, loads_elsewhere
 from hf_lgelu.networks.outputs import agree, outputs_of
 from hf_lgelu.networks.run import Inputs
 
@@ -39,6 +42,27 @@ PROCESSOR_FILES = (
     *("feature_extractor*.json", "audio_tokenizer_config.json", "chat_template.*", f"{CHAT_TEMPLATE_DIR}/*"),
 )
 """The patterns of the file names under which tokenizers and processors of transformers save themselves."""
+
+MLP_CLASS = MLPForClassification.__name__
+SENTENCE_CLASSES = ("SentenceTransformer", "SparseEncoder", "CrossEncoder")
+"""Of sentence-transformers: embeddings, embeddings over a vocabulary, scores of pairs."""
+
+ONNX_CLASS = "OnnxNetwork"
+
+MODULES_FILE = "modules.json"
+"""What a checkpoint of sentence-transformers has: the list of its modules and their folders."""
+
+SENTENCE_SETTINGS = "config_sentence_transformers.json"
+"""Where a checkpoint of sentence-transformers has the name of its class."""
+
+# Classes that transformers' table does not have.
+_OTHER_TASKS = {
+    MLP_CLASS: "tabular-classification",
+    "SentenceTransformer": "sentence-similarity",
+    "SparseEncoder": "feature-extraction",
+    "CrossEncoder": "text-ranking",
+    "TimmWrapperForImageClassification": "image-classification",
+}
 
 logger = logging.get_logger(__name__)
 
@@ -190,3 +214,52 @@ def processor_files(folder: Path) -> list[Path]:
     for file in files:
         require_inside(file, folder)
     return files
+
+
+@dataclass(frozen=True)
+class CheckpointFacts:
+    """The facts of a checkpoint that decide how it is loaded.
+
+    `needs_package` says that the config alone does not build the network (`from_pretrained`). A checkpoint of
+    sentence-transformers is of one of SENTENCE_CLASSES, whatever its encoder.
+    """
+
+    model_class: str
+    needs_package: bool = False
+
+    @property
+    def is_of_sentences(self) -> bool:
+        """Whether sentence-transformers loads it."""
+        return self.model_class in SENTENCE_CLASSES
+
+    @property
+    def library(self) -> str:
+        """The Hub's name of the library that loads it."""
+        other = "sentence-transformers" if self.is_of_sentences else "transformers"
+        return {ONNX_CLASS: "onnx", MLP_CLASS: "hf_lgelu"}.get(self.model_class, other)
+
+    @property
+    def task(self) -> str | None:
+        """The Hub's name of what models of this class do; None for a class that is not known here."""
+        # Of several tasks the last, as on the cards of transformers' Trainer: BART is also in the one of masks.
+        for task, classes in reversed(TASK_MAPPING.items()):
+            if any(self.model_class in ([name] if isinstance(name, str) else name) for name in classes.values()):
+                return task
+        return _OTHER_TASKS.get(self.model_class)
+
+
+def facts_of_folder(folder: str | os.PathLike) -> CheckpointFacts:
+    """The facts of a saved model, from its config.json. Raises FileNotFoundError, or ValueError for no class in it."""
+    config = json.loads((Path(folder) / CONFIG_NAME).read_text(encoding="utf-8"))
+    name = str((config.get("architectures") or [""])[0])
+    if (Path(folder) / MODULES_FILE).is_file():
+        name = sentence_class(Path(folder) / SENTENCE_SETTINGS)
+    if not name.isidentifier():  # it becomes Python on the card
+        raise ValueError(f"{folder} names no class of a model, but {name[:80]!r}; use save_pretrained")
+    return CheckpointFacts(name, needs_package=RECORD_KEY in config)
+
+
+def sentence_class(settings: Path | None) -> str:
+    """The class that the settings of a checkpoint name: as in sentence-transformers SentenceTransformer by default."""
+    named = json.loads(settings.read_text(encoding="utf-8")) if settings is not None and settings.is_file() else {}
+    return str(named.get("model_type", SENTENCE_CLASSES[0]))

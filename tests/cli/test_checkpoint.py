@@ -17,7 +17,8 @@ from hf_lgelu.cli.arguments import ConvertArguments
 from hf_lgelu.cli.checkpoint import read_checkpoint
 from hf_lgelu.cli.data import data_set
 from hf_lgelu.cli.inputs import read_rows
-from hf_lgelu.export.card import CheckpointFacts, loading_code
+from hf_lgelu.export.card import loading_code
+from hf_lgelu.models.checkpoint import CheckpointFacts
 
 
 @functools.cache

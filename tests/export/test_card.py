@@ -9,8 +9,9 @@ from huggingface_hub import EvalResult, ModelCard
 
 from hf_lgelu import MLPConfig, MLPForClassification, anneal_hardness, export_gelu, export_relu
 from hf_lgelu.comparing.distance import Distance
-from hf_lgelu.export.card import TEMPLATE, CheckpointFacts, facts_of_folder, render_card, write_card
+from hf_lgelu.export.card import TEMPLATE, render_card, write_card
 from hf_lgelu.files import is_hub_id
+from hf_lgelu.models.checkpoint import CheckpointFacts, facts_of_folder
 from hf_lgelu.models.hardening import GateHardness
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,8 @@ import torch
 from huggingface_hub import ModelCard
 from report_by_hand import REPORT, distance
 
-from hf_lgelu.export.card import CheckpointFacts, Provenance, facts_of_folder, render_conversion_card, stated_licence
+from hf_lgelu.export.card import Provenance, render_conversion_card, stated_licence
+from hf_lgelu.models.checkpoint import CheckpointFacts, facts_of_folder
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.refit.convert import convert_to_relu
 from hf_lgelu.refit.report import Evaluation

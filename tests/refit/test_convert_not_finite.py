@@ -10,7 +10,8 @@ from report_by_hand import REPORT
 from torch import nn
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu
-from hf_lgelu.export.card import CheckpointFacts, Provenance, render_conversion_card
+from hf_lgelu.export.card import Provenance, render_conversion_card
+from hf_lgelu.models.checkpoint import CheckpointFacts
 
 
 @pytest.fixture

@@ -10,9 +10,10 @@ from typing import Any
 from huggingface_hub import EvalResult
 
 from hf_lgelu.activation.gates import GATES
-from hf_lgelu.export.card import CheckpointFacts, plain, render_card, save_card
+from hf_lgelu.export.card import plain, render_card, save_card
 from hf_lgelu.files import is_hub_id, save_picture
 from hf_lgelu.formats import percent, score
+from hf_lgelu.models.checkpoint import CheckpointFacts
 from hf_lgelu.models.hardening import GateHardness
 from lgelu_lab.report.paper import DATA_READ, data_folder
 from lgelu_lab.studies.records import RunRecord, read_record
