@@ -98,7 +98,7 @@ def test_the_roads_of_the_readme_end_in_relu(monkeypatch):
     assert names["report"].held_out.refitted.kl < names["report"].held_out.direct.kl
     assert (names["model"].config.hidden_act, names["relu_model"].config.hidden_act) == ("gelu", "relu")
     inputs = {key: value[:4] for key, value in names["data"].items()}
-    reloaded = AutoModelForSequenceClassification.from_pretrained("out/relu")
+    reloaded = AutoModelForSequenceClassification.from_pretrained("out/converted")
     torch.testing.assert_close(reloaded(**inputs).logits, names["relu_model"](**inputs).logits, rtol=0, atol=1e-6)
     names = {}
     exec(harden, names)

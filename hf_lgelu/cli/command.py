@@ -140,10 +140,11 @@ def require_paths(arguments: Any) -> None:
     if output is not None:
         folder = Path(output)
         for name, kind in read.items():
-            path, what = local(name), "the checkpoint" if kind == "model" else name
+            path, what = local(name), "the checkpoint" if kind == "model" else "the data"
             if path is not None and path.resolve().is_relative_to(folder.resolve()):
                 where = f"is {what} itself" if folder.samefile(path) else f"holds {what}"
                 raise ValueError(f"{folder} {where}, which would be lost; give another output folder")
-        require_replaceable(output, overwrite=getattr(arguments, "overwrite", None))
+        if not getattr(arguments, "dry_run", False):
+            require_replaceable(output, overwrite=getattr(arguments, "overwrite", None))
     for name, kind in read.items():
         require_there(name, kind)

@@ -488,15 +488,13 @@ _PROGRAMS = {
 def runtime_warnings(model: nn.Module) -> tuple[str, ...]:
     """A sentence about programs that compute another network, for each family in a model that some are known for.
 
-    Only language models and encoders without a head have sentences, because these programs run no others.
-
     >>> from transformers import GPT2Config, GPT2Model
     >>> from hf_lgelu.models.config_keys import runtime_warnings
     >>> runtime_warnings(GPT2Model(GPT2Config(n_layer=1, n_head=1, n_embd=8)))[0][:43]
     "in llama.cpp, a gpt2 has its family's own a"
     """
-    run = (root.config for _, root in pretrained_roots(model) if root.can_generate() or root.base_model is root)
-    families = dict.fromkeys(held.model_type for config in run for _, held in held_configs(config))
+    roots = pretrained_roots(model)
+    families = dict.fromkeys(held.model_type for _, root in roots for _, held in held_configs(root.config))
     return tuple(
         f"in {_PROGRAMS[family]}, a {family} has its family's own activation and biases whatever the config says: "
         "another network, without an error"

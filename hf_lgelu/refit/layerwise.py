@@ -123,8 +123,7 @@ def _at_nearest_kinks(student: nn.Module, layer: Layer, sums: Sequence[list[Mome
             f"what reaches {layer.name} is not finite, in the original or after the layers already refitted; "
             f"{WHERE_NOT_FINITE}"
         )
-    gate = layer.depthwise_gate
-    if gate is None or not at_kinks or len(folds) == 1:
+    if (gate := layer.depthwise_gate) is None or not at_kinks or len(folds) == 1:
         return folds
     folds, nearest = nearest_features(sums, intercept=layer.has_intercept)
     kinks = torch.tensor(KINKS, dtype=torch.float64)[nearest.cpu()]

@@ -117,7 +117,8 @@ def require_gates(model: nn.Module, inputs: Inputs, config: ConversionConfig) ->
             else ": nothing in it is smooth"
         )
         kinds = f"gate of kind {', '.join(config.kinds)}" if config.kinds else "gate that conversion takes"
-        raise ValueError(f"{type(model).__name__} has no {kinds}{advice}")
+        already = "; it has ReLU already" * any(isinstance(module, nn.ReLU) for module in model.modules())
+        raise ValueError(f"{type(model).__name__} has no {kinds}{already}{advice}")
     # Each letter of a text would be taken for a name.
     if isinstance(keep, str) or not isinstance(keep, Collection) or not all(isinstance(name, str) for name in keep):
         raise TypeError(f"keep must be a sequence of names such as [{gates[0]!r}], got {keep!r}")

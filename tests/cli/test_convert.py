@@ -259,7 +259,7 @@ def test_data_in_the_folder_that_is_replaced_are_not_lost(option, place, tmp_pat
     words = [word for pair in sets.items() for word in pair]
     status, _, errors = call("convert", place / "gelu", *words, "--output_dir", out, "--overwrite", "--disable_tqdm")
     assert status == 1
-    assert f"{out} holds {out / 'mine.csv'}, which would be lost; give another output folder" in errors
+    assert f"{out} holds the data, which would be lost; give another output folder" in errors
     assert (out / "mine.csv").read_bytes() == (place / "rows.csv").read_bytes()
 
 
@@ -279,8 +279,8 @@ def test_data_in_the_folder_that_is_replaced_are_not_lost(option, place, tmp_pat
         ("./nothing", (), "there is no folder or file ./nothing; give the folder of a checkpoint"),
         ("gelu/model.safetensors", (), "is no checkpoint, but a file, and has no config.json"),
         ("adapter", (), "merge_and_unload"),
-        ("relu", (), "has no gate that conversion takes: nothing in it is smooth"),
-        ("narrow", (), "does not take the inputs of rows.csv (features: (2, 5) float32)"),
+        ("relu", (), "has no gate that conversion takes; it has ReLU already: nothing in it is smooth"),
+        ("narrow", (), "has 5 columns of numbers, and the model takes 7 features. Give the columns"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line(model, words, reason, place, tmp_path, monkeypatch, call, offline):

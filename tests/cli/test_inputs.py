@@ -100,6 +100,17 @@ def test_a_language_model_gets_blocks_of_the_text_as_it_was_written(tokenizer, g
     assert "labels" not in made.first(2)
 
 
+def test_columns_that_hold_no_features_are_named(mlp, caplog):
+    rows = {"name": ["x", "y"], "a": [1.0, 2.0], "b": [3, 4], "c": [5.0, 6.0], "kind": [0, 1]}
+    with pytest.raises(
+        ValueError, match=r"4 columns of numbers, .* 3 features\. .*without numbers: name.*--label_column"
+    ):
+        inputs(rows, mlp)
+    made = inputs(rows, mlp, label_column="kind")
+    assert torch.equal(made.first(2)["features"].sort(0).values, torch.tensor([[1.0, 3, 5], [2, 4, 6]]))
+    assert "other 3 columns of rows, split train. Columns without numbers: name" in caplog.text
+
+
 def test_blocks_begin_as_every_text_of_the_model_does(tokenizer, gpt2, tmp_path):
     """Llama's and Gemma's tokenizers put a token before a text, without which their models are at a loss."""
     source, tokens = tokenizer
@@ -269,7 +280,7 @@ REFUSED = [  # (fixture of the model, columns of the set, options, what is said)
     ("gpt2", BOTH, {"column": "a", "pair_column": "b"}, "--pair_column.*GPT2LMHeadModel"),
     ("bert", BOTH, {"pair_column": "c", "column": "a"}, "no column 'c'"),
     ("bert", {"text": ["", " "]}, {}, "empty"),
-    ("mlp", {"x": [1.0], "y": [2.0]}, {}, r"does not take the inputs of rows, split train \(features: \(1, 2\)"),
+    ("mlp", {"x": [1.0], "y": [2.0]}, {}, r"rows, split train has 2 columns of numbers, and the model takes 3"),
     ("mlp", {"x": [1.0], "y": [float("nan")], "z": [1.0]}, {}, r"1 of 3.* feature 1 "),
     ("mlp", {"name": ["a"]}, {}, r"MLP\w+.*name \(text\)"),
     (
