@@ -129,8 +129,8 @@ def _answer(arguments: Arguments) -> int:
 
 
 def require_paths(arguments: Any) -> None:
-    """Raise OSError or ValueError for an output folder that is not empty or that holds what is read, and for a
-    checkpoint or data set that is not there. The Hub may be asked for these."""
+    """Raise OSError or ValueError for a checkpoint or data set that is not there (the Hub may be asked), for an output
+    folder that holds one, and for one that is not empty, unless nothing is written (--dry_run)."""
     read = {
         value: entry.metadata["reads"]
         for entry in dataclasses.fields(arguments)
@@ -140,7 +140,7 @@ def require_paths(arguments: Any) -> None:
     if output is not None:
         folder = Path(output)
         for name, kind in read.items():
-            path, what = local(name), "the checkpoint" if kind == "model" else "the data"
+            path, what = local(name), "the checkpoint" if kind == "model" else f"the data set {name}"
             if path is not None and path.resolve().is_relative_to(folder.resolve()):
                 where = f"is {what} itself" if folder.samefile(path) else f"holds {what}"
                 raise ValueError(f"{folder} {where}, which would be lost; give another output folder")

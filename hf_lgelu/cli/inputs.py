@@ -158,15 +158,17 @@ def _features(data: Rows, checkpoint: Checkpoint) -> InputSet:
     numbers = [column for column in data.columns_of("number") if column not in of_labels]
     if data.asked.column is None and numbers and not data.columns_of("list"):
         others = [column for column in data.rows.column_names if column not in (*numbers, *of_labels)]
-        left_out = f". Columns without numbers: {', '.join(others[:8])}" if others else ""
+        left_out = (
+            f"; without numbers, and left out: {', '.join(others[:8])}{', …' * (len(others) > 8)}" if others else ""
+        )
         if len(numbers) != (wanted := getattr(checkpoint.model.config, "num_features", len(numbers))):
             raise ValueError(
                 f"{data.description} has {len(numbers)} columns of numbers, and the model takes {wanted} features"
-                f"{left_out}. Give the columns that it was trained on, in their order, and name the column of classes "
+                f"{left_out}. Give the columns that it was trained on, in that order, and name the column of classes "
                 "with --label_column"
             )
         if others:
-            logger.warning(f"The features are the other {len(numbers)} columns of {data.description}{left_out}")
+            logger.warning(f"{len(numbers)} columns of {data.description} are the features{left_out}")
         stacked = np.stack([values[column][:] for column in numbers], axis=1)
     else:
         stacked = np.stack([np.asarray(row) for row in values[_column(data, checkpoint, "list")][:]])

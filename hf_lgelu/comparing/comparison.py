@@ -97,9 +97,9 @@ class PlacesComparison:
         (Σ KL(scores) + 4 · Σ certainty · ‖box − original's box‖² / variance of the original's boxes) / Σ certainty
 
     The certainty is the original's (`Outputs.certainty`), and the sum of certainties over all pictures is at least 1.
-    The variance is the sum of those of a box's columns, over all boxes alike. A certain box whose squared error is this
-    variance counts 4, 1 for each side. An empty place has nearly equal scores in both networks, so it adds little to
-    the first sum, and nothing to the second.
+    The variance is the sum of the variances of a box's columns, over all boxes, whatever their certainty. A certain box
+    whose squared error is this variance counts 4, 1 for each side. An empty place has nearly equal scores in both
+    networks, so it adds little to the first sum, and nothing to the second.
     """
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class PlacesComparison:
     def add(self, batch: Batch, original: Outputs, student: Outputs) -> None:
         """Add a batch of both detectors, place by place.
 
-        Places of padding count, too: the original is certain that nothing is there.
+        Places of padding count, too: there the original's certainty is near 0.
         """
         scores = [original.scores(SCORES, network.tensors[SCORES]) for network in (original, student)]
         scores = scores if original.has_classes(SCORES) else [*map(as_of_softmax, scores)]

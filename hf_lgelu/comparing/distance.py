@@ -25,7 +25,7 @@ class Distance:
         relative_error: ‖ŷ − y‖² / ‖y − ȳ‖², a share of squares.
         embedding: {"cosine", "least_cosine", "same_neighbour": number} for embeddings, one vector per sample
             (`OutputComparison.embedding`); else empty.
-        detection: a detector's distance in scores and boxes (`hf_lgelu.comparing.comparison.NetComparison`).
+        detection: a detector's distance in scores and boxes (`hf_lgelu.comparing.comparison.PlacesComparison`).
         metrics: "accuracy", or "perplexity" of causal language models; empty without labels.
         outputs: {output: its distance} where several outputs count.
     """

@@ -161,9 +161,9 @@ def compare_networks(
 ) -> NetworkComparison:
     """A table of two networks, and with `int8` of their int8 forms: score, distance to the original, time and size.
 
-    With `int8`, both networks are exported to ONNX, and times and sizes are those of the ONNX files. Up to 64 inputs,
-    at most a quarter, give the ranges of int8. The networks are judged on the other inputs. Time is processor time on
-    one thread; the networks run in turn. Both networks stay as they are.
+    With `int8`, both networks become ONNX files, an `OnnxNetwork` by its own graph. Times and sizes are those of the
+    files. Up to 64 inputs, at most a quarter, give the ranges of int8. The networks are judged on the other inputs.
+    Time is processor time on one thread; the networks run in turn. Both networks stay as they are.
 
     Args:
         original: the network that counts as right.
@@ -180,8 +180,8 @@ def compare_networks(
         box_channels: how many channels of a detector's raw maps are the box, as in `ConversionConfig`.
 
     Raises ValueError for inputs that a network does not take, for labels that are none of its classes, for outputs of
-    another shape than the original's, or for a single input with `int8`. Raises ImportError for int8 without the extra
-    [onnx], and FileExistsError if `onnx_dir` holds a file of the same name.
+    another shape than the original's, and with `int8` for a single input or an ONNX file of one batch size. Raises
+    ImportError for int8 without the extra [onnx], and FileExistsError if `onnx_dir` holds a file of the same name.
 
     Example:
         >>> import torch, hf_lgelu
@@ -306,7 +306,12 @@ def _write_onnx(
     """Write the network as an ONNX file in float32 and in int8. Returns what int8 computes in integers."""
     rows = [batch.inputs if isinstance(batch.inputs, Tensor) else batch.tensors for batch in calibration]
     if isinstance(network, OnnxNetwork):
-        network.save(float32)  # its file's own graph; torch's exporter does not read shapes that are computed
+        if network.batch_size is not None:
+            raise ValueError(
+                f"the ONNX file takes {network.batch_size} rows at a time, and int8 is judged on batches of other "
+                "sizes; give a file with a free batch axis, or call quantize_onnx with batches of this size"
+            )
+        network.save(float32)  # its file's own graph: torch's exporter cannot write shapes that are computed
     else:
         first = calibration[0][:_TIMED_AT_ONCE]
         export_onnx(network, float32, first.inputs if isinstance(first.inputs, Tensor) else first.tensors)

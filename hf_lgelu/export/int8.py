@@ -87,7 +87,8 @@ def export_int8(
         Int8RefusedError: int8 is not good (a RuntimeError). The message says what was measured and what to do. No file
             is kept.
         ImportError: the extra [onnx] is missing.
-        ValueError: a network does not take the inputs, there is only one input, or each batch has its own shape.
+        ValueError: a network does not take the inputs, there is only one input, each batch has its own shape, or an
+            ONNX file takes one batch size.
         FileExistsError: the folder is not empty, and `overwrite` is False.
 
     Example:

@@ -66,7 +66,7 @@ class OnnxNetwork(nn.Module):
         reader = _Reader(model)
         self.input_names, self.output_names = reader.inputs, [output.name for output in model.graph.output]
         named = rows if isinstance(rows, Mapping) else {reader.inputs[0]: rows}
-        least, self._batch = reader.batch or 1, reader.batch
+        least, self.batch_size = reader.batch or 1, reader.batch
         if {*named} != {*reader.inputs} or any(len(value) < least for value in named.values()):
             wanted = f"{path} takes the inputs {', '.join(reader.inputs)}, in batches of {least} or more rows"
             raise ValueError(f"{wanted}; got {in_words(named)}")
@@ -133,7 +133,7 @@ class OnnxNetwork(nn.Module):
             ) from error
         found = dict(zip(self.output_names, [found], strict=True)) if isinstance(found, Tensor) else found
         runtime, count = OnnxModel(path), len(next(iter(rows.values())))
-        parts = count // (self._batch or count)  # a fixed batch size at a time
+        parts = count // (self.batch_size or count)  # a fixed batch size at a time
         for number in range(parts):
 
             def part(value: Tensor, number: int = number) -> Tensor:

@@ -1,4 +1,4 @@
-"""Checkpoints: what loads one, loading as the model class that it names, saving, and the files beside the weights."""
+"""Checkpoints: the facts that decide what loads one, loading, saving, and the files next to the weights."""
 
 import json
 import os

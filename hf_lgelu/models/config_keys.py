@@ -486,7 +486,8 @@ _PROGRAMS = {
 
 
 def runtime_warnings(model: nn.Module) -> tuple[str, ...]:
-    """A sentence about programs that compute another network, for each family in a model that some are known for.
+    """A sentence for each family in a model whose activation some programs ignore, with any head: llama.cpp ranks texts
+    by a BERT classifier.
 
     >>> from transformers import GPT2Config, GPT2Model
     >>> from hf_lgelu.models.config_keys import runtime_warnings

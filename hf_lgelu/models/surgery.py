@@ -208,11 +208,7 @@ class TemporaryRelu:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        *,
-        kinds: Sequence[str] = LEARNED_KINDS,
-        include: Callable[[str], bool] | None = None,
+        self, model: nn.Module, *, kinds: Sequence[str] = LEARNED_KINDS, include: Callable[[str], bool] | None = None
     ) -> None:
         self._sites = found_sites(changeable_module(model, temporarily=True), kinds, include)
         self._relus = list(map(relu_for, self._sites))

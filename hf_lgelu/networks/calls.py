@@ -157,13 +157,9 @@ class _Search(TorchFunctionMode):
         frames = frames[1:]  # without this method's own frame; none where a forward is a function of torch itself
         # A module that computes an activation is a gate already.
         if frames and not isinstance(module, LambdaGate) and values_of_activation(module) is None:
-            # Frames are numbered from the innermost one. The network's own code begins after those of libraries.
-            own = (
-                number
-                for number, frame in enumerate(frames)
-                if not str(frame.f_globals.get("__name__")).startswith(LIBRARIES)
-            )
-            innermost = next(own, len(frames) - 1)
+            # Frames are numbered from the innermost one: those of libraries come first, then the network's own code.
+            of_library = [str(frame.f_globals.get("__name__")).startswith(LIBRARIES) for frame in frames]
+            innermost = of_library.index(False) if False in of_library else len(frames) - 1
             # The call of torch, and modules around it that a library has built for one call: `ACT2FN["gelu_new"](x)`.
             runs = [frame.f_locals for frame in frames[:innermost] if frame.f_code is RUN_OF_A_MODULE]
             candidates = [(func, args, kwargs or {}), *((run["self"], run["args"], run["kwargs"]) for run in runs)]
@@ -197,8 +193,9 @@ class _Search(TorchFunctionMode):
 
         The way down leads from the method's source to `mix(…)` there, and from the source of `mix` to `swish(…)`. It
         ends at the first call that computes a gate as a whole, here `swish(…)`, and else at the call of torch.
-        `torch_gate` is the gate that the call of torch computes; other calls of torch, such as a product, need no
-        place. Frames before the number `innermost` are those of a library; here there are none.
+        `torch_gate` is the gate that the call of torch computes by itself. It is None for a part of a gate, such as the
+        product in `swish`, and for all other calls: then a place that is not found is no error. Frames before the
+        number `innermost` are those of a library; here there are none.
         """
         method_around, where = self._method_around(frames), line_of(frames[innermost])
         if method_around is None:
@@ -248,7 +245,7 @@ class _Search(TorchFunctionMode):
         """(object, method, number of the frame where the method stands) of the innermost method around the frames.
 
         The object is a module of the model. The frame is the method's own, or of a function inside it. A method that
-        `super()` calls is none of the object's class, unless it has a name of its own; the way leads down to it.
+        `super()` calls is passed over where the object's class has another one of this name: the way leads down to it.
         """
         for frame in frames:
             first = frame.f_code.co_varnames[:1] if frame.f_code.co_argcount else ()

@@ -127,7 +127,7 @@ class Outputs(NamedTuple):
     @property
     def is_detector(self) -> bool:
         """Whether there are scores and a box of each place in a picture."""
-        return _has_boxes(self.tensors)
+        return {SCORES, BOXES} <= self.tensors.keys()
 
     @property
     def is_sigmoid_detector(self) -> bool:
@@ -204,7 +204,7 @@ class OutputReader:
             for name, value in tensors.items()
         }
         # RT-DETR and its kind rank the places of the encoder, and give the best.
-        chosen = isinstance(whole, Mapping) and "enc_topk_logits" in whole and _has_boxes(given)
+        chosen = isinstance(whole, Mapping) and "enc_topk_logits" in whole and {SCORES, BOXES} <= given.keys()
         return Outputs(tensors, kinds, chosen, left_out)
 
     def _find_class_axes(self, inputs: Any, maps: Collection[str]) -> dict[str, int | None]:
@@ -276,16 +276,12 @@ def _maps_as_detections(found: Mapping[str, Tensor], box_channels: int) -> dict[
     return {SCORES: scores, BOXES: boxes}
 
 
-def _has_boxes(outputs: Mapping[str, Tensor]) -> bool:
-    return {SCORES, BOXES} <= outputs.keys()
-
-
 def _softmax_reads(config: Any, name: str, found: Mapping[str, Tensor]) -> bool:
     """Whether a softmax reads the columns of an output. Where a sigmoid reads each column, a KL would miss changes."""
     if config is None or name not in ("logits", "scores"):  # "scores" of a CrossEncoder
         return name in ("", *_CLASS_SCORES)
     labels = getattr(config, "num_labels", None)
-    if _has_boxes(found) and labels is not None:
+    if {SCORES, BOXES} <= found.keys() and labels is not None:
         return found[name].shape[-1] == labels + 1  # a softmax has one more score, for an empty place
     one_each = getattr(config, "problem_type", None) in ("regression", "multi_label_classification")
     return not one_each and labels != 1
@@ -299,8 +295,8 @@ def as_of_softmax(scores: Tensor) -> Tensor:
 def with_nearest_queries(original: Outputs, student: Outputs) -> Outputs:
     """The student's outputs; where queries are chosen, for each query of the original the student's nearest one.
 
-    Queries with similar scores and a similar box are near. A student's query may be the nearest of several, or of none:
-    then it is not counted.
+    Queries with similar scores and a similar box are near. A student's query that is the nearest of several counts for
+    each of them. One that is the nearest of none does not count.
     """
     if not original.queries_are_chosen:
         return student

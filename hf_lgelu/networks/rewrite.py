@@ -79,7 +79,7 @@ def put_gates(owner: nn.Module, calls: Sequence[Call], gates: Sequence[nn.Module
     if calls_of(owner):
         raise ValueError(f"calls of {cls.__name__} are gates already; convert all kinds at once")
     if hasattr(owner, GATES_OF_CALLS):
-        raise ValueError(f"the gates of {cls.__name__} need the name {GATES_OF_CALLS!r}, which it uses itself")
+        raise ValueError(f"{cls.__name__} has an attribute {GATES_OF_CALLS!r}, which has to hold its gates: rename it")
     after = _class_with_gates(cls, tuple(calls))
     # A method in an attribute (`self.run = self.fast`, or by accelerate's hooks) is still bound to the old code.
     own: Any = {function: name for name, function in inspect.getmembers_static(cls, inspect.isfunction)}

@@ -170,8 +170,9 @@ def _walk(
             kind = read_kind(called)
             if kind is not None:
                 yield ActivationSite(f"{prefix}{attribute}", module, attribute, called, kind, fused, value)
-    children = [(name, module, name, child) for name, child in module._modules.items() if child is not None]
-    copies, original = getattr(module, "modules_to_save", None), getattr(module, "original_module", None)
+    held = dict(module._modules.items())  # that of TorchScript has no `get`
+    children = [(name, module, name, child) for name, child in held.items() if child is not None]
+    copies, original = held.get("modules_to_save"), held.get("original_module")
     if original is not None and isinstance(copies, nn.ModuleDict):  # PEFT saves this module: take the copy that runs
         active = () if module.disable_adapters else module.active_adapters
         if active and active[0] in copies:

@@ -30,7 +30,7 @@ class Refit:
 
     A layer's features are the inputs of its maps in the student. Its aim is the last value that the maps reach through
     sums and scales alone, such as the residual sum. The fit changes the weights so that the student has there what the
-    original has: its rows are the original's values at the aim minus the student's.
+    original has. A row of the fit holds the features, and the original's values at the aim minus the student's.
 
     Its life, in `make`:
 
@@ -123,7 +123,7 @@ def _at_nearest_kinks(student: nn.Module, layer: Layer, sums: Sequence[list[Mome
             f"what reaches {layer.name} is not finite, in the original or after the layers already refitted; "
             f"{WHERE_NOT_FINITE}"
         )
-    if (gate := layer.depthwise_gate) is None or not at_kinks or len(folds) == 1:
+    if (gate := layer.depthwise_gate) is None or not at_kinks or len(folds) < 2:
         return folds
     folds, nearest = nearest_features(sums, intercept=layer.has_intercept)
     kinks = torch.tensor(KINKS, dtype=torch.float64)[nearest.cpu()]

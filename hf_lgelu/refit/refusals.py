@@ -117,7 +117,7 @@ def require_gates(model: nn.Module, inputs: Inputs, config: ConversionConfig) ->
             else ": nothing in it is smooth"
         )
         kinds = f"gate of kind {', '.join(config.kinds)}" if config.kinds else "gate that conversion takes"
-        already = "; it has ReLU already" * any(isinstance(module, nn.ReLU) for module in model.modules())
+        already = " (it has ReLU)" if any(isinstance(module, nn.ReLU) for module in model.modules()) else ""
         raise ValueError(f"{type(model).__name__} has no {kinds}{already}{advice}")
     # Each letter of a text would be taken for a name.
     if isinstance(keep, str) or not isinstance(keep, Collection) or not all(isinstance(name, str) for name in keep):

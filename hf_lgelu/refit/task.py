@@ -169,10 +169,7 @@ def evaluate_conversion(
         with live.counting(inputs):
             return run_example(model, inputs)
 
-    runs: dict[str, Callable[[Any], Outputs]] = {
-        "direct": swapped,
-        "refitted": partial(read.of(student), call=counted),
-    }
+    runs: dict[str, Callable[[Any], Outputs]] = {"direct": swapped, "refitted": partial(read.of(student), call=counted)}
     metrics, found = compare_outputs(read, runs, batches, over_processes=True)
     direct, refitted = found["direct"], found["refitted"]
     counts = zip(*each_has((live.live, live.outputs)), strict=True)

@@ -169,10 +169,12 @@ def test_a_dry_run_says_what_would_be_done_and_writes_nothing(place, test_rows, 
     features = test_rows[0][:60]  # of so few, none is held out: the plain swap is measured on all
     lines = [",".join("abcde"), *(",".join(map(str, row)) for row in features.tolist())]
     (tmp_path / "rows.csv").write_text("\n".join(lines))
+    (tmp_path / "relu").mkdir()
+    (tmp_path / "relu" / "mine").write_text("x")
     words = ("--data", tmp_path / "rows.csv", "--output_dir", tmp_path / "relu", "--dry_run", "--disable_tqdm")
     status, said, errors = call("convert", place / "gelu", *words)
     assert (status, errors) == (0, "")
-    assert [path.name for path in tmp_path.iterdir()] == ["rows.csv"]
+    assert [path.name for path in sorted(tmp_path.rglob("*"))] == ["relu", "mine", "rows.csv"]
     assert "MLPForClassification, GELUActivation × 2" in said
     assert "2 of 2 gates would be converted with a refit of 2 linear maps" in said
     assert "`width` 1.25" in said
@@ -259,7 +261,7 @@ def test_data_in_the_folder_that_is_replaced_are_not_lost(option, place, tmp_pat
     words = [word for pair in sets.items() for word in pair]
     status, _, errors = call("convert", place / "gelu", *words, "--output_dir", out, "--overwrite", "--disable_tqdm")
     assert status == 1
-    assert f"{out} holds the data, which would be lost; give another output folder" in errors
+    assert f"{out} holds the data set {out / 'mine.csv'}, which would be lost; give another" in errors
     assert (out / "mine.csv").read_bytes() == (place / "rows.csv").read_bytes()
 
 
@@ -279,7 +281,7 @@ def test_data_in_the_folder_that_is_replaced_are_not_lost(option, place, tmp_pat
         ("./nothing", (), "there is no folder or file ./nothing; give the folder of a checkpoint"),
         ("gelu/model.safetensors", (), "is no checkpoint, but a file, and has no config.json"),
         ("adapter", (), "merge_and_unload"),
-        ("relu", (), "has no gate that conversion takes; it has ReLU already: nothing in it is smooth"),
+        ("relu", (), "has no gate that conversion takes (it has ReLU): nothing in it is smooth"),
         ("narrow", (), "has 5 columns of numbers, and the model takes 7 features. Give the columns"),
     ],
 )

@@ -103,12 +103,12 @@ def test_a_language_model_gets_blocks_of_the_text_as_it_was_written(tokenizer, g
 def test_columns_that_hold_no_features_are_named(mlp, caplog):
     rows = {"name": ["x", "y"], "a": [1.0, 2.0], "b": [3, 4], "c": [5.0, 6.0], "kind": [0, 1]}
     with pytest.raises(
-        ValueError, match=r"4 columns of numbers, .* 3 features\. .*without numbers: name.*--label_column"
+        ValueError, match=r"4 columns of numbers, .* takes 3 features; .* left out: name\. .*--label_column"
     ):
         inputs(rows, mlp)
     made = inputs(rows, mlp, label_column="kind")
     assert torch.equal(made.first(2)["features"].sort(0).values, torch.tensor([[1.0, 3, 5], [2, 4, 6]]))
-    assert "other 3 columns of rows, split train. Columns without numbers: name" in caplog.text
+    assert "3 columns of rows, split train are the features; without numbers, and left out: name" in caplog.text
 
 
 def test_blocks_begin_as_every_text_of_the_model_does(tokenizer, gpt2, tmp_path):

@@ -306,6 +306,9 @@ def test_a_file_with_one_batch_size_is_converted_in_larger_ones_and_keeps_it(tmp
     converted, _ = convert_to_relu(read, rows)
     converted.save(after)
     assert onnx.load(after).graph.input == onnx.load(before).graph.input
+    with pytest.raises(ValueError, match="takes 1 rows at a time"):
+        export_int8(converted, tmp_path / "int8", rows)
+    assert not (tmp_path / "int8").exists()
     found = [run(after, {"rows": row[None]})[0] for row in rows[:3]]
     torch.testing.assert_close(torch.tensor(np.concatenate(found)), of(converted, rows[:3]), rtol=1e-4, atol=1e-4)
 

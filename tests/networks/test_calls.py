@@ -482,6 +482,25 @@ class Net(nn.Module, metaclass=Registering):
 """
 
 
+class Called(nn.Module):
+    """Its code has another use for the attribute that would hold its gates."""
+
+    def __init__(self):
+        super().__init__()
+        self.called, self.a = 1, nn.Linear(6, 3)
+
+    def forward(self, x):
+        return F.gelu(self.a(x))
+
+
+def test_an_attribute_of_the_name_for_gates_is_refused():
+    with (
+        pytest.raises(ValueError, match=r"Called has an attribute 'called', .* rename it"),
+        calls_as_modules(Called(), torch.randn(4, 6)),
+    ):
+        pass
+
+
 def test_a_class_registers_once_is_scripted_and_its_calls_become_gates_once(x, tmp_path):
     own = module_of(IMPORTS + REGISTERED, tmp_path, "registered")
     converted = hf_lgelu.convert_to_relu(own.Net(), x, options=hf_lgelu.ConversionConfig(kinds=("gelu",))).model

@@ -1,12 +1,15 @@
 """Depthwise networks with constants between maps and gates: the same networks with the constants folded by hand."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu
+from hf_lgelu.refit.carry import KINKS
+from hf_lgelu.refit.layerwise import _at_nearest_kinks
 
 
 class Affine(nn.Module):
@@ -81,3 +84,8 @@ def test_pictures_that_are_not_finite_are_refused_before_a_kink_is_chosen():
     inputs[::3, 0] = float("nan")
     with pytest.raises(ConversionRefusedError, match="5 is not finite"):
         convert_to_relu(model, inputs)
+
+
+def test_a_depthwise_layer_that_no_batch_reaches_has_no_sums():
+    layer = SimpleNamespace(depthwise_gate=object(), name="unreached", has_intercept=True)
+    assert _at_nearest_kinks(nn.Identity(), layer, [[] for _ in KINKS]) == []

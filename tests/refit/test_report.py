@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import torch
-from report_by_hand import REPORT
+from report_by_hand import HELD_OUT, REPORT, distance
 from small_networks import convert_with
 from torch import nn
 from torch.utils.data import TensorDataset, default_collate
@@ -39,6 +39,12 @@ def test_calls_are_no_modules_to_put_gates_at():
     assert "`network.set_submodule(name, gate)`, of a function `setattr`" in said("act")
     assert "at each name in `report.gates` but those of calls (`called`)" in said("act", "up.called.0")
     assert "`report.gates`" not in said("called.0")
+
+
+def test_the_report_names_the_next_rung():
+    held_out = replace(HELD_OUT, refitted=distance(None, None, 9.0, 0.7))
+    assert "The next rung, `effort` 'place'" in str(replace(REPORT, held_out=held_out, next_step="place"))
+    assert "The next rung" not in str(replace(REPORT, held_out=held_out, next_step=None))
 
 
 def test_the_report_has_the_options_as_plain_values():
