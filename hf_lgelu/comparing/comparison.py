@@ -113,7 +113,7 @@ class PlacesComparison:
         Places of padding count, too: there the original's certainty is near 0.
         """
         scores = [original.scores(SCORES, network.tensors[SCORES]) for network in (original, student)]
-        scores = scores if original.has_classes(SCORES) else [*map(as_of_softmax, scores)]
+        scores = [*map(as_of_softmax, scores)] if original.is_sigmoid_detector else scores
         parts = [*scores, *(network.tensors[BOXES] for network in (original, student)), original.certainty()]
         if batch.is_sample:
             parts = [part[None] for part in parts]

@@ -223,11 +223,11 @@ def fill_card(
     validate_repo_id(repo_id)
     title = repo_id.rpartition("/")[2] if repo_id else name
     entries = {"license": license, "library_name": checkpoint.library, "pipeline_tag": checkpoint.task, "tags": [*tags]}
+    entries |= header or {}
     # The Hub wants a name next to results.
-    data = ModelCardData(**entries, **(header or {}), model_name=title if header and "eval_results" in header else None)
+    data = ModelCardData(**entries, model_name=title if "eval_results" in entries else None)
     words = loading_code(checkpoint, repo_id or "FOLDER", activation=activation) | words
-    words |= {"license": license, "activation": activation, "title": plain(title)}
-    words["model_class"] = checkpoint.model_class
+    words |= dict(license=license, activation=activation, title=plain(title), model_class=checkpoint.model_class)
     tools = {function.__name__: function for function in (plain, code, score, percent, quoted, significant)}
     return ModelCard.from_template(data, template_path=str(template), **tools, **words)
 

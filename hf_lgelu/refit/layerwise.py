@@ -117,13 +117,13 @@ def _at_nearest_kinks(student: nn.Module, layer: Layer, sums: Sequence[list[Mome
     `sums` are those with each kink, 0 first. A kink is written into the student as a constant before the gate. Raises
     ConversionRefusedError where a sum is not finite.
     """
-    folds, *at_kinks = sums
+    folds = sums[0]
     if not all(fold.is_finite() for fold in folds):
         raise ConversionRefusedError(
             f"what reaches {layer.name} is not finite, in the original or after the layers already refitted; "
             f"{WHERE_NOT_FINITE}"
         )
-    if (gate := layer.depthwise_gate) is None or not at_kinks or len(folds) < 2:
+    if (gate := layer.depthwise_gate) is None or len(folds) < 2:
         return folds
     folds, nearest = nearest_features(sums, intercept=layer.has_intercept)
     kinks = torch.tensor(KINKS, dtype=torch.float64)[nearest.cpu()]

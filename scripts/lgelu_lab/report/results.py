@@ -302,8 +302,8 @@ def _int8_cell(found: dict[str, pd.DataFrame], notes: Notes) -> str:
 ROADS = TableSpec(
     title="What each road keeps, and what it costs",
     caption="Scores of the smooth network and of its ReLU networks, the mean over the seeds. “2 ×”: with twice the "
-    "hidden units. “int8 time”: of the hardened network, else of the converted one, divided by the smooth "
-    "network's, in int8.",
+    "hidden units. “int8 time”: that of the hardened network, else the converted one, divided by the smooth "
+    "network's.",
     rows=_road_rows,
     head=("Network",),
     columns=(
